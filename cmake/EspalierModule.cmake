@@ -1,0 +1,31 @@
+# espalier_module(name [DEPENDS modules…] [LIBRARIES targets…])
+#
+# Makes the static library espalier_<name> from src/<name>/**/*.cpp. A file whose name ends in _avx2.cpp or _avx512.cpp is
+# compiled for that instruction set (and only on x86); it must keep everything but its entry points internal, because inline
+# functions shared with other files could otherwise be linked from here and crash an older CPU.
+function(espalier_module name)
+  cmake_parse_arguments(M "" "" "DEPENDS;LIBRARIES" ${ARGN})
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/${name}/*.cpp")
+  foreach(source IN LISTS sources)
+    if(source MATCHES "_avx512\\.cpp$" OR source MATCHES "_avx2\\.cpp$")
+      if(NOT ESPALIER_X86)
+        list(REMOVE_ITEM sources "${source}")
+      elseif(source MATCHES "_avx512\\.cpp$")
+        set_source_files_properties("${source}" PROPERTIES COMPILE_OPTIONS
+          "-mavx2;-mfma;-mf16c;-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mavx512vbmi;-mavx512vnni")
+      else()
+        set_source_files_properties("${source}" PROPERTIES COMPILE_OPTIONS "-mavx2;-mfma;-mf16c")
+      endif()
+    endif()
+  endforeach()
+  if(NOT sources)
+    set(sources "${PROJECT_SOURCE_DIR}/cmake/empty.cpp")
+  endif()
+  add_library(espalier_${name} STATIC ${sources})
+  target_include_directories(espalier_${name} PUBLIC "${PROJECT_SOURCE_DIR}/src")
+  target_link_libraries(espalier_${name} PRIVATE espalier_flags)
+  foreach(dependency IN LISTS M_DEPENDS)
+    target_link_libraries(espalier_${name} PUBLIC espalier_${dependency})
+  endforeach()
+  target_link_libraries(espalier_${name} PRIVATE ${M_LIBRARIES})
+endfunction()
