@@ -1,0 +1,115 @@
+#include "format/json.h"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <unordered_set>
+#include <vector>
+
+#include "base/file.h"
+
+namespace espalier {
+namespace {
+
+constexpr size_t kMaxDepth = 64;
+
+// Builds the value through SAX events so that duplicate keys and depth are seen before a tree exists.
+class StrictBuilder : public nlohmann::json_sax<Json> {
+ public:
+  StrictBuilder(Json& root, std::string_view what) : root_(root), what_(what) {}
+
+  bool null() override { return put(Json(nullptr)); }
+  bool boolean(bool v) override { return put(Json(v)); }
+  bool number_integer(number_integer_t v) override { return put(Json(v)); }
+  bool number_unsigned(number_unsigned_t v) override { return put(Json(v)); }
+  bool number_float(number_float_t v, const string_t& text) override {
+    if (!std::isfinite(v)) return fail("number '" + text.substr(0, 40) + "' does not fit a double");
+    return put(Json(v));
+  }
+  bool string(string_t& v) override { return put(Json(std::move(v))); }
+  bool binary(binary_t&) override { return fail("binary values are not JSON"); }
+
+  bool start_object(std::size_t) override { return open(Json::object()); }
+  bool end_object() override { return close(); }
+  bool start_array(std::size_t) override { return open(Json::array()); }
+  bool end_array() override { return close(); }
+  bool key(string_t& name) override {
+    if (!keys_.back().insert(name).second) return fail("key '" + name.substr(0, 80) + "' appears twice in one object");
+    key_ = std::move(name);
+    return true;
+  }
+  bool parse_error(std::size_t position, const std::string&, const nlohmann::detail::exception& e) override {
+    std::string detail = e.what();
+    if (const size_t colon = detail.rfind(": "); colon != std::string::npos) detail = detail.substr(colon + 2);
+    return fail("not valid JSON at byte " + std::to_string(position) + " (" + detail.substr(0, 120) + ")");
+  }
+
+  const std::string& error() const { return error_; }
+
+ private:
+  bool fail(const std::string& message) {
+    if (error_.empty()) error_ = std::string(what_) + ": " + message;
+    return false;
+  }
+
+  Json* place(Json value) {
+    if (stack_.empty()) {
+      root_ = std::move(value);
+      return &root_;
+    }
+    Json& parent = *stack_.back();
+    if (parent.is_array()) {
+      parent.push_back(std::move(value));
+      return &parent.back();
+    }
+    // The key is new (checked in key()), so append without ordered_json's linear search.
+    parent.get_ref<Json::object_t&>().Container::emplace_back(std::move(key_), std::move(value));
+    return &parent.get_ref<Json::object_t&>().back().second;
+  }
+
+  bool put(Json value) {
+    place(std::move(value));
+    return true;
+  }
+
+  bool open(Json value) {
+    if (stack_.size() >= kMaxDepth) return fail("nested deeper than " + std::to_string(kMaxDepth) + " levels");
+    stack_.push_back(place(std::move(value)));
+    keys_.emplace_back();
+    return true;
+  }
+
+  bool close() {
+    stack_.pop_back();
+    keys_.pop_back();
+    return true;
+  }
+
+  Json& root_;
+  std::string_view what_;
+  std::vector<Json*> stack_;
+  std::vector<std::unordered_set<std::string>> keys_;
+  std::string key_;
+  std::string error_;
+};
+
+}  // namespace
+
+Result<Json> parse_json(std::string_view text, std::string_view what) {
+  Json root;
+  StrictBuilder builder(root, what);
+  if (!Json::sax_parse(text.begin(), text.end(), &builder)) {
+    return data_loss(builder.error().empty() ? std::string(what) + ": not valid JSON" : builder.error());
+  }
+  return root;
+}
+
+Result<Json> read_json_file(const std::filesystem::path& path, uint64_t limit_bytes) {
+  ASSIGN_OR_RETURN(const std::string text, read_text_file(path, limit_bytes));
+  return parse_json(text, "'" + path.string() + "'");
+}
+
+std::string dump_json(const Json& value, int indent) {
+  return value.dump(indent, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+}  // namespace espalier
