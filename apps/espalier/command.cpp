@@ -1,0 +1,59 @@
+#include "apps/espalier/command.h"
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <filesystem>
+
+namespace espalier::app {
+
+CLI::App* CommandTable::add(const std::string& name, const std::string& help, CommandBody body) {
+  return add_to(&root_, name, help, std::move(body));
+}
+
+CLI::App* CommandTable::add_group(const std::string& name, const std::string& help) {
+  CLI::App* group = root_.add_subcommand(name, help);
+  group->require_subcommand(1);
+  return group;
+}
+
+CLI::App* CommandTable::add_to(CLI::App* group, const std::string& name, const std::string& help, CommandBody body) {
+  CLI::App* app = group->add_subcommand(name, help);
+  app->add_flag("--json", common_.json, "Print exactly one JSON document on stdout")->group("Common");
+  app->add_flag("--quiet", common_.quiet, "No progress on stderr")->group("Common");
+  app->add_option("--threads", common_.threads, "Threads; 0 = all usable CPUs")->group("Common");
+  app->add_option("--seed", common_.seed, "Seed of everything random")->group("Common");
+  app->add_option("--device", common_.device, "cpu, cuda or cuda:N")->group("Common");
+  app->add_option("--log-level", common_.log_level, "debug, info, warning or error")
+      ->check(CLI::IsMember({"debug", "info", "warning", "error"}))
+      ->group("Common");
+  entries_.push_back({app, std::move(body)});
+  return app;
+}
+
+Result<std::string> resolve_model(const std::string& argument) {
+  namespace fs = std::filesystem;
+  std::error_code ec;
+  if (argument == "pocket" && !fs::is_directory(argument, ec)) {
+    const fs::path program = fs::read_symlink("/proc/self/exe", ec);
+    for (const fs::path& place : {fs::path(ESPALIER_SOURCE_DIR) / "models/pocket",
+                                  program.parent_path() / "../share/espalier/models/pocket"}) {
+      if (fs::is_directory(place, ec)) return place.string();
+    }
+    return not_found("model 'pocket': the bundled model is not beside the program; name its folder instead");
+  }
+  if (!fs::is_directory(argument, ec)) {
+    return not_found("model '" + argument + "': expected a folder with a checkpoint or a pack, or 'pocket'; found " +
+                     (fs::exists(argument, ec) ? "a file" : "nothing there"));
+  }
+  return argument;
+}
+
+void print_json(const std::string& document) {
+  std::fwrite(document.data(), 1, document.size(), stdout);
+  std::fputc('\n', stdout);
+  std::fflush(stdout);
+}
+
+}  // namespace espalier::app

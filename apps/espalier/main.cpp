@@ -1,0 +1,134 @@
+// The program: parses the command line, runs one subcommand, maps its outcome to the contract's exit codes.
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <cstdio>
+#include <exception>
+#include <iostream>
+#include <new>
+
+#include "apps/espalier/command.h"
+#include "apps/espalier/console.h"
+
+namespace espalier::app {
+
+void add_tokenize(CommandTable&);
+void add_logits(CommandTable&);
+void add_exl3(CommandTable&);
+void add_quantize(CommandTable&);
+void add_eval(CommandTable&);
+void add_generate(CommandTable&);
+void add_serve(CommandTable&);
+void add_inspect(CommandTable&);
+
+namespace {
+
+int exit_code(StatusCode code) {
+  switch (code) {
+    case StatusCode::kOk: return 0;
+    case StatusCode::kInvalidArgument:
+    case StatusCode::kUnimplemented: return 2;
+    case StatusCode::kNotFound:
+    case StatusCode::kDataLoss:
+    case StatusCode::kFailedPrecondition: return 3;
+    case StatusCode::kResourceExhausted:
+    case StatusCode::kUnavailable:
+    case StatusCode::kDeadlineExceeded:
+    case StatusCode::kCancelled: return 4;
+    case StatusCode::kInternal: return 5;
+  }
+  return 5;
+}
+
+// One line, whatever the message holds.
+void print_error(std::string message) {
+  for (char& c : message) {
+    if (c == '\n' || c == '\r') c = ' ';
+  }
+  std::fprintf(stderr, "espalier: error: %s\n", message.c_str());
+}
+
+int run(int argc, char** argv) {
+  CLI::App root{"Espalier: quantizes DeepSeek-V4.1-Flash to EXL3, proves how close the result is, and serves it."};
+  root.set_version_flag("--version", std::string("espalier ") + ESPALIER_VERSION);
+  root.require_subcommand(1);
+  CommandTable table(root);
+#ifdef ESPALIER_HAS_INSPECT
+  add_inspect(table);
+#endif
+#ifdef ESPALIER_HAS_LOGITS
+  add_logits(table);
+#endif
+#ifdef ESPALIER_HAS_GENERATE
+  add_generate(table);
+#endif
+#ifdef ESPALIER_HAS_TOKENIZE
+  add_tokenize(table);
+#endif
+#ifdef ESPALIER_HAS_EXL3
+  add_exl3(table);
+#endif
+#ifdef ESPALIER_HAS_QUANTIZE
+  add_quantize(table);
+#endif
+#ifdef ESPALIER_HAS_EVAL
+  add_eval(table);
+#endif
+#ifdef ESPALIER_HAS_SERVE
+  add_serve(table);
+#endif
+
+  try {
+    root.parse(argc, argv);
+  } catch (const CLI::CallForHelp& e) {
+    return root.exit(e);
+  } catch (const CLI::CallForAllHelp& e) {
+    return root.exit(e);
+  } catch (const CLI::CallForVersion& e) {
+    return root.exit(e);
+  } catch (const CLI::ParseError& e) {
+    print_error(std::string(e.what()) + "; see 'espalier --help'");
+    return 2;
+  }
+
+  const CommonOptions& common = table.common();
+  if (!common.device.empty() && common.device != "cpu") {
+    const bool known = common.device == "cuda" || common.device.rfind("cuda:", 0) == 0;
+    print_error(known ? "--device " + common.device + ": this build runs on the CPU only; use --device cpu"
+                      : "--device: expected cpu, cuda or cuda:N, found '" + common.device + "'");
+    return known ? 4 : 2;
+  }
+  if (common.threads < 0 || common.threads > 1024) {
+    print_error("--threads: expected 0 (all) to 1024, found " + std::to_string(common.threads));
+    return 2;
+  }
+  for (const CommandTable::Entry& entry : table.entries()) {
+    if (!entry.app->parsed()) continue;
+    const auto sink = install_console_log(common);
+    ThreadPool pool(common.threads);
+    const auto progress = make_console_progress(common);
+    CommandContext context{common, pool, *progress};
+    Result<int> result = entry.body(context);
+    progress->finish();
+    if (result.ok()) return *result;
+    print_error(result.error().message());
+    return exit_code(result.error().code());
+  }
+  print_error("no subcommand given; see 'espalier --help'");
+  return 2;
+}
+
+}  // namespace
+}  // namespace espalier::app
+
+int main(int argc, char** argv) {
+  std::signal(SIGPIPE, SIG_IGN);
+  try {
+    return espalier::app::run(argc, argv);
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr, "espalier: error: out of memory; close other programs or use a smaller model\n");
+    return 4;
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "espalier: error: internal: %s\n", e.what());
+    return 5;
+  }
+}
