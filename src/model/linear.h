@@ -1,0 +1,72 @@
+// One weight matrix W in the form y[n, out] = x[n, in] * W, made from any stored form: FP8 blocks, MXFP4, BF16, F32 or EXL3.
+//
+// fp32 arithmetic with a fixed order: every output is one chain of fused multiply-adds over ascending input index, so a row's
+// result does not depend on the other rows, the threads or the SIMD tier (ops/matmul.h; EXL3: codec/matmul.h, the chain runs in
+// the rotated basis). Weights are packed once, or kept in their stored form and unpacked at every use (kStored), which
+// gives the same bits and is meant for networks that do not fit in memory unpacked.
+// Threads: immutable after making; concurrent apply() is fine as long as each caller has its own pool.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/status.h"
+#include "base/thread_pool.h"
+#include "model/names.h"
+#include "tensor/view.h"
+
+namespace espalier {
+
+struct Exl3Tensor;
+
+enum class LinearForm { kFp8, kMxfp4, kBf16, kF32, kExl3 };
+
+enum class WeightResidency {
+  kUnpacked,  // fp32 panels in memory
+  kStored,    // stored bytes (memory-mapped) are unpacked at every apply
+};
+
+class Linear {
+ public:
+  Linear();
+  ~Linear();
+  Linear(Linear&&) noexcept;
+  Linear& operator=(Linear&&) noexcept;
+
+  // weight [out, in]:F8_E4M3 with scale [ceil(out_total/block_rows), ceil(in/block_cols)]:F8_E8M0.
+  // Rows [row_begin, row_begin + out) of the stored matrix are taken (slices of wo_a).
+  // All makers: `name` is the tensor's name for messages; data_loss when an element is NaN or infinite, naming it and its index.
+  static Result<Linear> from_fp8(const std::string& name, const ConstView& weight, const ConstView& scale, int64_t block_rows,
+                                 int64_t block_cols, int64_t row_begin, int64_t out, WeightResidency residency);
+  // weight [out, in/2]:I8 (even element in the low nibble), scale [out, in/32]:F8_E8M0.
+  static Result<Linear> from_mxfp4(const std::string& name, const ConstView& weight, const ConstView& scale,
+                                   WeightResidency residency);
+  // weight [out, in]:BF16, F16 or F32. Rows as in from_fp8.
+  static Result<Linear> from_dense(const std::string& name, const ConstView& weight, int64_t row_begin, int64_t out,
+                                   WeightResidency residency);
+  // w [in, out] float, for example a reconstructed matrix.
+  static Linear from_kn(const float* w, int64_t in, int64_t out);
+  static Linear from_exl3(Exl3Tensor tensor);
+
+  bool empty() const { return impl_ == nullptr; }
+  int64_t in() const;
+  int64_t out() const;
+  LinearForm form() const;
+  // Stored size in bits of the matrix (EXL3: trellis, signs and scales; MXFP4 and FP8: codes and scales).
+  int64_t stored_bits() const;
+  // EXL3 only, else null.
+  const Exl3Tensor* exl3() const;
+
+  // y[n_rows, out] = x[n_rows, in] * W, fp32. y must not alias x.
+  void apply(ThreadPool& pool, const float* x, int64_t n_rows, float* y) const;
+  // w[in, out] := the matrix in fp32 (EXL3: reconstructed).
+  void weight_kn(ThreadPool& pool, float* w) const;
+
+ private:
+  struct Impl;
+  explicit Linear(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace espalier
