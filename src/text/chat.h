@@ -1,0 +1,78 @@
+// Conversations in the official V4.1 encoding: messages in, the exact prompt text and its token ids out.
+//
+// Parsing (JSON to ChatRequest) is apart from rendering (ChatRequest to prompt). Values of JSON (tool schemas, arguments) are
+// kept as text, already serialised as the reference does. Text of users, tools and histories is never trusted: markers
+// spelled in it stay ordinary text, unless `parse_special_in_content` asks for the reference's behaviour.
+// Source: serving.md section 1; docs/formats/chat.md.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "text/tokenizer.h"
+
+namespace espalier {
+
+enum class ChatRole { kSystem, kUser, kAssistant, kTool, kLatestReminder };
+
+// A part of a message's content.
+struct ChatPart {
+  enum class Kind { kText, kImage, kUnsupported, kToolResult };
+  Kind kind = Kind::kText;
+  std::string text;             // kText: the text; kUnsupported: the part's type; kToolResult: the id of the call
+  std::vector<ChatPart> parts;  // kToolResult: the result's own parts
+};
+
+struct ToolArgument {
+  std::string name;
+  bool is_string = true;
+  std::string value;  // a string's characters, or the JSON of anything else
+};
+
+struct ToolCall {
+  std::string id;
+  std::string name;
+  std::vector<ToolArgument> arguments;
+};
+
+struct ChatMessage {
+  ChatRole role = ChatRole::kUser;
+  std::vector<ChatPart> content;
+  std::string reasoning;               // assistant
+  std::vector<ToolCall> tool_calls;    // assistant
+  std::string tool_call_id;            // tool
+  std::optional<std::string> task;     // user: "action", "query", "authority", "domain", "title", "read_url"
+  bool is_prefix = false;              // last assistant message: continue it
+  std::vector<std::string> tools;      // system: schemas, one JSON document each
+  std::optional<std::string> schema;   // system: the response format's JSON schema
+};
+
+struct ChatRequest {
+  std::vector<ChatMessage> messages;
+  bool thinking = true;
+  int effort = 75;                     // 1..100; thinking only
+  bool drop_thinking = true;           // forget the reasoning of earlier turns (never when tools are present)
+  bool add_generation_prompt = true;
+  bool continue_final_message = false;
+  bool parse_special_in_content = false;
+  int n_images = 0;                    // placeholders that the prompt will hold
+};
+
+struct RenderedPrompt {
+  std::string text;
+  std::vector<int32_t> ids;
+  bool starts_in_reasoning = false;    // the reply begins inside a <think> block
+};
+
+// A chat-completions body, or its `messages` array alone. Fields that do not shape the prompt are ignored.
+// Errors: invalid_argument with the field's path ("messages[2].content: …"); data_loss when it is not JSON.
+Result<ChatRequest> parse_chat(std::string_view json);
+
+// Errors: failed_precondition when the tokenizer lacks a marker of the encoding; invalid_argument for an empty conversation.
+Result<RenderedPrompt> render_chat(const Tokenizer& tokenizer, const ChatRequest& request);
+
+}  // namespace espalier
