@@ -1,0 +1,64 @@
+// One weight matrix -> one EXL3 tensor: scales and signs, rotation, LDLQ with error feedback, trellis search, refit.
+//
+// Minimises tr(E^T H E) for the Hessian H = X^T X of the layer's inputs. The Hessian is scaled consistently with the row
+// scales (su ~ rms^3/4 * H_ii^-1/8, sv ~ column rms^1/2, 128-blocks brought to one rms), which exllamav3 does not do.
+// All of it is fp64 in a fixed order around an exact search: the same bytes for any number of threads and SIMD tier.
+// Source: docs/formats/exl3.md, "Quantizing"; QuIP# (arXiv 2402.04396), block LDLQ.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/status.h"
+#include "base/thread_pool.h"
+#include "codec/exl3_tensor.h"
+#include "codec/simd_tier.h"
+
+namespace espalier::codec {
+
+struct QuantizeOptions {
+  int k2 = 6;                            // width in half bits, even (K = 1..8)
+  Codebook codebook = Codebook::kMul1;
+  uint64_t seed = 0;                     // signs are drawn from (seed, name)
+  std::string name = "matrix";           // the linear's name; also names it in errors
+  double damping = 0.025;                // added to the Hessian's diagonal, in units of its mean
+  int refit_rounds = 1;                  // rounds of output and input scale refit; 0: none
+  int n_cuts = 1;                        // see SearchOptions
+  SimdTier tier = best_simd_tier();
+};
+
+enum class HessianUse : uint8_t {
+  kCalibrated,  // the given Hessian
+  kNone,        // none was given: identity, no feedback between rows
+  kEmpty,       // the given one is zero (no tokens): treated as none
+};
+// "calibrated", "none", "empty".
+std::string_view hessian_use_name(HessianUse use);
+
+struct QuantizedMatrix {
+  Exl3Tensor tensor;
+  double true_error = 0;    // tr(E^T H E) / tr(W^T H W), raw H, original basis, stored fp16 scales; 0 for a zero matrix
+  double relative_mse = 0;  // |E|^2 / |W|^2
+  HessianUse hessian = HessianUse::kCalibrated;
+  double damping = 0;       // what was used in the end (grows when the factorisation needs it)
+  int64_t n_zero_rows = 0;     // input channels without weights: suh = 0, decode to exact zeros
+  int64_t n_zero_columns = 0;  // output channels without weights: svh = 0
+};
+
+// weight   [k, n]:f32 row-major (in, out), k and n multiples of 128
+// hessian  [k, k]:f64 symmetric, any positive scale; null: none
+// Errors: invalid_argument naming options.name: bad dimensions or width, NaN/Inf in the weight (row and column) or in the
+// Hessian, negative diagonal, weights too large for fp16 scales, a Hessian that no damping makes positive definite.
+// Threads: over column strips.
+Result<QuantizedMatrix> quantize_matrix(const float* weight, int64_t k, int64_t n, const double* hessian,
+                                        const QuantizeOptions& options, ThreadPool& pool);
+
+// tr(E^T H E) / tr(W^T H W) and |E|^2/|W|^2 of a decoded weight against the original; hessian null means identity.
+struct ErrorMeasures {
+  double true_error = 0;
+  double relative_mse = 0;
+};
+ErrorMeasures measure_error(const float* weight, const float* decoded, int64_t k, int64_t n, const double* hessian,
+                            ThreadPool& pool);
+
+}  // namespace espalier::codec

@@ -1,0 +1,234 @@
+#include "codec/viterbi.h"
+
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "base/check.h"
+#include "codec/viterbi_cost.h"
+#include "codec/viterbi_steps.h"
+
+namespace espalier::codec {
+namespace {
+
+constexpr int kHalf = kTileSize / 2;
+constexpr int kRenormalisePeriod = 16;  // steps between subtractions of the minimum from 16-bit costs
+
+// Codes in state order (for the trace back) and in the order the steps read them.
+struct CodeTables {
+  std::vector<int16_t> by_state16, ordered16;
+  std::vector<float> ordered32;
+};
+
+int16_t to_units(double x, int unit) {
+  const double scaled = std::floor(x * unit + 0.5);
+  return static_cast<int16_t>(scaled < -32767 ? -32767 : scaled > 32767 ? 32767 : scaled);
+}
+
+std::unique_ptr<CodeTables> make_code_tables(Codebook codebook, int width, const StepKernels& kernels) {
+  auto tables = std::make_unique<CodeTables>();
+  tables->by_state16.resize(kNStates);
+  tables->ordered16.resize(kNStates);
+  tables->ordered32.resize(kNStates);
+  const float* values = codebook_table_f32(codebook);
+  const int unit = cost_unit(width, codebook);
+  for (int s = 0; s < kNStates; ++s) {
+    tables->by_state16[s] = to_units(values[s], unit);
+    tables->ordered16[table_index(s, width, kernels.lanes16)] = tables->by_state16[s];
+    tables->ordered32[table_index(s, width, kernels.lanes32)] = values[s];
+  }
+  return tables;
+}
+
+const StepKernels& kernels_of(SimdTier tier) {
+  switch (tier) {
+#if defined(__x86_64__)
+    case SimdTier::kAvx512: return step_kernels_avx512();
+    case SimdTier::kAvx2: return step_kernels_avx2();
+    case SimdTier::kSse4: return step_kernels_sse4();
+#endif
+    default: return step_kernels_portable();
+  }
+}
+
+const CodeTables& code_tables(Codebook codebook, int width, SimdTier tier) {
+  struct Slot {
+    std::once_flag once;
+    std::unique_ptr<CodeTables> tables;
+  };
+  static std::array<Slot, 4 * 3 * 9> slots;
+  Slot& slot = slots[(static_cast<size_t>(tier) * 3 + static_cast<size_t>(codebook)) * 9 + static_cast<size_t>(width)];
+  std::call_once(slot.once, [&] { slot.tables = make_code_tables(codebook, width, kernels_of(tier)); });
+  return *slot.tables;
+}
+
+// The two cost types, each with what a step, the start and the trace back need.
+struct IntegerCosts {
+  using T = uint16_t;
+  using C = int16_t;
+  static constexpr T kForbidden = 65535;
+  const StepKernels& kernels;
+  const CodeTables& tables;
+  int width;
+  Codebook codebook;
+
+  C target(float w) const { return to_units(w, cost_unit(width, codebook)); }
+  C code(int state) const { return tables.by_state16[static_cast<size_t>(state)]; }
+  void step(const T* prev, T* next, C w) const { kernels.step16[width](prev, next, tables.ordered16.data(), w); }
+  T cost(T prev, int state, C w) const { return saturating_add(prev, integer_error(width, code(state), w)); }
+  bool is_exact(int state, C w) const { return !is_saturated(width, code(state), w) && w > -32767 && w < 32767; }
+  void renormalise(T* costs, int size) const { kernels.subtract_minimum16(costs, size); }
+};
+
+struct FloatCosts {
+  using T = float;
+  using C = float;
+  static constexpr T kForbidden = std::numeric_limits<float>::infinity();
+  const StepKernels& kernels;
+  const CodeTables& tables;
+  int width;
+  Codebook codebook;
+
+  C target(float w) const { return w; }
+  C code(int state) const { return codebook_table_f32(codebook)[state]; }
+  void step(const T* prev, T* next, C w) const { kernels.step32[width](prev, next, tables.ordered32.data(), w); }
+  T cost(T prev, int state, C w) const { return prev + float_error(code(state), w); }
+  bool is_exact(int, C) const { return true; }
+  void renormalise(T*, int) const {}
+};
+
+// Per-thread memory of cost vectors, 64-byte aligned, grown on demand and reused by every tile.
+template <typename T>
+T* scratch(size_t n_rows, size_t n_nodes) {
+  thread_local std::vector<T> storage;
+  const size_t wanted = n_rows * n_nodes + 64 / sizeof(T);
+  if (storage.size() < wanted) storage.resize(wanted);
+  const uintptr_t address = reinterpret_cast<uintptr_t>(storage.data());
+  return reinterpret_cast<T*>((address + 63) / 64 * 64);
+}
+
+// The winner among the branches into out-node `e`: smallest cost, then smallest branch.
+template <typename Costs>
+int best_state(const Costs& costs, const typename Costs::T* prev, int e, typename Costs::C w) {
+  const int width = costs.width;
+  int best = e;
+  typename Costs::T least = costs.cost(prev[e >> width], e, w);
+  for (int q = 1; q < (1 << width); ++q) {
+    const int state = (q << (16 - width)) | e;
+    const typename Costs::T cost = costs.cost(prev[state >> width], state, w);
+    if (cost < least) {
+      least = cost;
+      best = state;
+    }
+  }
+  return best;
+}
+
+// Returns false when integer costs met a limit on the path, or the ring did not close.
+template <typename Costs>
+bool search(const Costs& costs, const float* tile, uint16_t* states) {
+  using T = typename Costs::T;
+  using C = typename Costs::C;
+  const int width = costs.width;
+  const int n_nodes = 65536 >> width;
+  const size_t row = static_cast<size_t>(n_nodes);
+  T* const rows = scratch<T>(kTileSize, row);  // row 0 is the start vector, row i the costs after step i-1
+  C w[kTileSize];
+  for (int p = 0; p < kTileSize; ++p) w[p] = costs.target(tile[p]);
+
+  // Pass 1: free start at position 128, on through 255 and 0, to 127. Only the second half is traced back, so the first half
+  // alternates between two rows.
+  std::memset(rows, 0, row * sizeof(T));
+  const T* prev = rows;
+  for (int i = 0; i < kTileSize; ++i) {
+    T* next = i < kHalf - 1 ? rows + (1 + i % 2) * row : rows + (i - kHalf + 4) * row;  // rows 3..131 keep steps 127..255
+    costs.step(prev, next, w[(i + kHalf) % kTileSize]);
+    if (i % kRenormalisePeriod == kRenormalisePeriod - 1) costs.renormalise(next, n_nodes);
+    prev = next;
+  }
+  int node = 0;
+  for (int e = 1; e < n_nodes; ++e) {
+    if (prev[e] < prev[node]) node = e;
+  }
+  for (int p = kHalf - 1; p >= 0; --p) {  // the row before position p is the one of step 127 + p
+    node = best_state(costs, rows + (p + 3) * row, node, w[p]) >> width;
+  }
+  const int boundary = node;
+
+  // Pass 2: from the boundary node back to it. The last step needs no vector: its out-node is known.
+  for (int e = 0; e < n_nodes; ++e) rows[e] = Costs::kForbidden;
+  rows[boundary] = 0;
+  for (int p = 0; p < kTileSize - 1; ++p) {
+    T* next = rows + static_cast<size_t>(p + 1) * row;
+    costs.step(next - row, next, w[p]);
+    if (p % kRenormalisePeriod == kRenormalisePeriod - 1) costs.renormalise(next, n_nodes);
+  }
+  node = boundary;
+  bool is_exact = true;
+  for (int p = kTileSize - 1; p >= 0; --p) {
+    const int state = best_state(costs, rows + static_cast<size_t>(p) * row, node, w[p]);
+    is_exact = is_exact && costs.is_exact(state, w[p]);
+    states[p] = static_cast<uint16_t>(state);
+    node = state >> width;
+  }
+  return is_exact && node == boundary;
+}
+
+void search_one_cut(const float* tile, const SearchOptions& options, uint16_t* states) {
+  const int width = options.k2 / 2;
+  const StepKernels& kernels = kernels_of(options.tier);
+  const CodeTables& tables = code_tables(options.codebook, width, options.tier);
+  if (options.costs == CostKind::kAuto &&
+      search(IntegerCosts{kernels, tables, width, options.codebook}, tile, states)) {
+    return;
+  }
+  const bool closed = search(FloatCosts{kernels, tables, width, options.codebook}, tile, states);
+  CHECK(closed) << "trellis search left a ring open";
+}
+
+}  // namespace
+
+void search_tile(const float* tile, const SearchOptions& options, uint16_t* states) {
+  CHECK(is_searchable_width(options.k2)) << "width " << options.k2 << "/2";
+  CHECK(options.n_cuts == 1 || options.n_cuts == 2 || options.n_cuts == 4) << options.n_cuts << " cuts";
+  for (int p = 0; p < kTileSize; ++p) CHECK(std::fabs(tile[p]) < 1e15f) << "target " << p << " is " << tile[p];
+  search_one_cut(tile, options, states);
+  if (options.n_cuts == 1) return;
+  double least = tile_error(tile, states, options.codebook);
+  for (int cut = 1; cut < options.n_cuts; ++cut) {
+    const int shift = cut * kTileSize / options.n_cuts;
+    float rotated[kTileSize];
+    uint16_t found[kTileSize];
+    for (int p = 0; p < kTileSize; ++p) rotated[p] = tile[(p + shift) % kTileSize];
+    search_one_cut(rotated, options, found);
+    uint16_t back[kTileSize];
+    for (int p = 0; p < kTileSize; ++p) back[(p + shift) % kTileSize] = found[p];
+    const double error = tile_error(tile, back, options.codebook);
+    if (error < least) {
+      least = error;
+      std::memcpy(states, back, sizeof back);
+    }
+  }
+}
+
+void search_tiles(ThreadPool& pool, const float* tiles, int64_t n_tiles, const SearchOptions& options, uint16_t* states) {
+  pool.parallel_for(n_tiles, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) search_tile(tiles + t * kTileSize, options, states + t * kTileSize);
+  });
+}
+
+double tile_error(const float* tile, const uint16_t* states, Codebook codebook) {
+  const float* values = codebook_table_f32(codebook);
+  double sum = 0;
+  for (int p = 0; p < kTileSize; ++p) {
+    const double d = double{values[states[p]]} - double{tile[p]};
+    sum += d * d;
+  }
+  return sum;
+}
+
+}  // namespace espalier::codec

@@ -1,0 +1,51 @@
+// The arithmetic of the search's costs, number by number: the definition that every SIMD tier must equal. Internal to the codec.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+
+#include "codec/codebook.h"
+
+namespace espalier::codec {
+
+// Codes and targets are rounded to multiples of 1/unit. K <= 4: the whole codebook and some headroom fit int16 (mul1 reaches
+// 3.46, the others 3.98). K >= 5: the root mean square error of a step is about 32 units, saturation at 255 is eight times that.
+constexpr int cost_unit(int width, Codebook codebook) {
+  if (width >= 5) return 1024 << (width - 5);
+  return codebook == Codebook::kMul1 ? 8192 : 6144;
+}
+
+constexpr int clamp_i16(int x) { return x < -32768 ? -32768 : x > 32767 ? 32767 : x; }
+
+// Saturating difference as the kernels see it.
+constexpr int integer_difference(int width, int16_t code, int16_t w) {
+  const int d = clamp_i16(code - w);
+  return width == 4 ? clamp_i16(2 * d) : d;
+}
+
+constexpr uint16_t integer_error(int width, int16_t code, int16_t w) {
+  const int d = integer_difference(width, code, w);
+  if (width >= 5) {
+    const int a = std::min(d < 0 ? -d : d, 255);
+    return static_cast<uint16_t>(a * a);
+  }
+  return static_cast<uint16_t>((d * d + 16384) >> 15);
+}
+
+// True when the error of this step is no longer the rounded square of the difference.
+constexpr bool is_saturated(int width, int16_t code, int16_t w) {
+  const int d = integer_difference(width, code, w);
+  return width >= 5 ? (d <= -255 || d >= 255) : (d <= -32767 || d >= 32767);
+}
+
+constexpr uint16_t saturating_add(uint16_t a, uint16_t b) {
+  return static_cast<uint16_t>(std::min<int>(int{a} + int{b}, 65535));
+}
+
+inline float float_error(float code, float w) {
+  const float d = code - w;
+  return d * d;
+}
+
+}  // namespace espalier::codec
