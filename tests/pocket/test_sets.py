@@ -138,6 +138,19 @@ class Sets(unittest.TestCase):
                     self.assertEqual(owner.setdefault(gram, name), name, f"{row['id']} shares a 13-gram with {owner[gram]}")
         self.assertGreater(len(owner), 150_000)
 
+    def test_licences_are_listed(self):
+        table = {}
+        for line in (ROOT / "models/pocket/LICENCES.md").read_text(encoding="utf-8").splitlines():
+            cells = [c.strip() for c in line.strip("|").split("|")]
+            if len(cells) == 9 and cells[5].isdigit():
+                table[cells[1]] = (cells[3], [int(c) for c in cells[5:9]])
+        for column, name in enumerate(["calibration", "sensitivity", "panel", "shifted"]):
+            counts = dict.fromkeys(table, 0)
+            for row in self.rows[name]:
+                self.assertEqual(table[row["source"]][0], row["licence"], row["id"])
+                counts[row["source"]] += 1
+            self.assertEqual(counts, {source: entry[1][column] for source, entry in table.items()}, name)
+
     def test_fits(self):
         self.assertLess(sum(p.stat().st_size for p in DATA.iterdir()), 2_000_000)
         self.assertTrue(np.mean([len(r["ids"]) for r in self.rows["calibration"]]) > 512)

@@ -26,17 +26,20 @@ from licences import LICENCES
 # source: (domain, extractor, glob patterns below the unpacked package or a module name, largest number of text bytes)
 MB = 1_000_000
 HELP = "usr/share/libreoffice/help/{}/text/*.html"
+RUST_BOOKS = ("book", "nomicon", "reference", "rust-by-example")
+CLDR_LOCALES = ("ar", "de", "es", "fr", "hi", "ja", "ko", "pl")
 SOURCES = {
     "austen": ("prose", "rdb", ["usr/lib/R/site-library/janeaustenr/data/Rdata.rdb"], 5 * MB),
     "bible-web": ("prose", "sword", ["WEB"], 5 * MB), "spurgeon": ("prose", "sword", ["TDavid"], 6 * MB),
     "mhcc": ("prose", "sword", ["MHCC"], 4 * MB), "scofield": ("prose", "sword", ["Scofield"], 2 * MB),
     "wn": ("encyc", "dict", ["usr/share/dictd/wn.dict.dz"], 6 * MB), "naves": ("encyc", "sword", ["Nave"], 2 * MB),
-    "jargon": ("encyc", "dict", ["usr/share/dictd/jargon.dict.dz"], 2 * MB), "devil": ("encyc", "dict", ["usr/share/dictd/devil*.dict.dz"], 1 * MB),
+    "jargon": ("encyc", "dict", ["usr/share/dictd/jargon.dict.dz"], 2 * MB),
+    "devil": ("encyc", "dict", ["usr/share/dictd/devil*.dict.dz"], 1 * MB),
     "python-doc": ("docs", "text", ["usr/share/doc/python3*/html/_sources/*.txt"], 8 * MB),
     "postgres": ("docs", "html", ["usr/share/doc/postgresql-doc-*/html/*.html"], 8 * MB),
     "sqlite": ("docs", "html", ["usr/share/doc/sqlite3/*.html"], 5 * MB),
     "git_cxx_boost-doc": ("docs", "html", ["usr/share/doc/libboost*-doc/doc/html/*.html"], 4 * MB),
-    "rust-book": ("docs", "html", [f"usr/share/doc/rust-doc/html/{d}/*.html" for d in ("book", "nomicon", "reference", "rust-by-example")], 3 * MB),
+    "rust-book": ("docs", "html", [f"usr/share/doc/rust-doc/html/{d}/*.html" for d in RUST_BOOKS], 3 * MB),
     "cmake-doc": ("docs", "text", ["usr/share/doc/cmake-data/html/_sources/*.txt"], 3 * MB),
     "apache-en": ("docs", "html", ["usr/share/doc/apache2-doc/manual/en/*.html"], 3 * MB),
     "bible-es": ("multi", "sword", ["SpaRV"], 4 * MB),
@@ -44,7 +47,7 @@ SOURCES = {
        for tag in ("de", "fr", "es", "it", "pt-BR", "ru", "ja", "zh-CN", "ko", "pl", "hi")},
     "boost-hpp": ("code", "text", ["usr/include/boost/*.hpp"], 8 * MB), "go-src": ("code", "text", ["usr/share/go-*/src/*.go"], 8 * MB),
     "python-std": ("code", "text", ["usr/lib/python3*/*.py"], 6 * MB),
-    "cldr-xml": ("struct", "text", [f"usr/share/unicode/cldr/common/main/{t}.xml" for t in ("ar", "de", "es", "fr", "hi", "ja", "ko", "pl")], 5 * MB),
+    "cldr-xml": ("struct", "text", [f"usr/share/unicode/cldr/common/main/{t}.xml" for t in CLDR_LOCALES], 5 * MB),
     "tzdata": ("struct", "text", ["usr/share/zoneinfo/*.tab", "usr/share/zoneinfo/tzdata.zi"], 1 * MB),
     "ucd": ("struct", "text", ["usr/share/unicode/*.txt"], 3 * MB),
 }
@@ -144,7 +147,8 @@ def sword_entries(module, root):
     tool = shutil.which("mod2imp")
     if tool is None:
         raise SystemExit(f"rebuild_corpus: module {module}: mod2imp not found; install libsword-utils or leave the source out with --only")
-    done = subprocess.run([tool, module], env={"SWORD_PATH": str(root / "usr/share/sword"), "LANG": "C.UTF-8"}, capture_output=True, check=False)
+    env = {"SWORD_PATH": str(root / "usr/share/sword"), "LANG": "C.UTF-8"}
+    done = subprocess.run([tool, module], env=env, capture_output=True, check=False)
     if done.returncode or not done.stdout:
         raise SystemExit(f"rebuild_corpus: module {module}: mod2imp failed: {done.stderr.decode(errors='replace').strip()[:200]}")
     seen = set()

@@ -27,8 +27,13 @@ TEXT_DOMAINS = ["prose", "encyc", "docs", "multi", "code"]
 # Rows per domain as {tokens in the row: rows}; structured text adds dialogues up to DIALOGUE_TOKENS.
 ROWS = {"calibration": {1024: 16, 512: 11}, "sensitivity": {1024: 2, 512: 1, 256: 1}, "panel": {1024: 4, 512: 8, 256: 10},
         "shifted": {1024: 1, 512: 2, 256: 3}}
+MULTI_ROWS = {"calibration": {1024: 8, 512: 12, 256: 22, 128: 16}, "sensitivity": {1024: 1, 512: 2, 256: 2, 128: 2},
+              "panel": {1024: 4, 512: 5, 256: 12, 128: 8},
+              "shifted": {1024: 1, 512: 2, 256: 3}}
 STRUCT_ROWS = {"calibration": {1024: 6, 512: 4}, "sensitivity": {1024: 1}, "panel": {1024: 2, 512: 3, 256: 4}, "shifted": {1024: 1, 512: 1}}
 DIALOGUE_TOKENS = {"calibration": 13000, "sensitivity": 1500, "panel": 7200, "shifted": 1400}
+# Share of a window's 13-grams that may also occur in training before the next source in turn is tried.
+TRAIN_SHARE = {"panel": 0.01, "shifted": 0.01, "sensitivity": 0.03, "calibration": 0.03}
 MIN_DIALOGUE, MAX_DIALOGUE = 96, 1024
 CANDIDATES = 6000
 
@@ -133,12 +138,11 @@ class Builder:
 
     def take_window(self, name, domain, by_source, sources, turn, length, rng):
         """Accepts the window with the fewest 13-grams in common with training; False when no document is long enough."""
+        allowed = int(TRAIN_SHARE[name] * (length - N))
         best = None
         for shift in range(len(sources)):
             source = sources[(turn + shift) % len(sources)]
             for document, ids, used, bad_sets, bad_train in by_source[source]:
-                if len(ids) < length - 1:
-                    continue
                 taken = np.concatenate([[0], np.cumsum(used)])
                 starts = list(range(0, len(ids) - length + 2, 64))
                 rng.shuffle(starts)
@@ -146,14 +150,11 @@ class Builder:
                     end = at + length - 1
                     if taken[end] - taken[at] or bad_sets[end - N + 1] - bad_sets[at]:
                         continue
-                    cost = (int(bad_train[end - N + 1] - bad_train[at]), int(used.any()))
+                    shared = int(bad_train[end - N + 1] - bad_train[at])
+                    cost = (max(shared - allowed, 0), bool(used.any()), shared, shift)
                     if best is None or cost < best[0]:
                         best = (cost, source, document, ids, used, at)
-                    if cost[0] == 0:
-                        break
-                if best and best[0] == (0, 0):
-                    break
-            if best and best[0] == (0, 0):
+            if best and best[0][:2] == (0, False):
                 break
         if best is None:
             return False
@@ -213,7 +214,7 @@ def main():
     builder = Builder(args.parts_dir, args.tokens_dir, args.model_dir)
     for name in ORDER:
         for domain in TEXT_DOMAINS:
-            builder.text_rows(name, domain, ROWS[name])
+            builder.text_rows(name, domain, (MULTI_ROWS if domain == "multi" else ROWS)[name])
         builder.text_rows(name, "struct", STRUCT_ROWS[name])
         builder.dialogue_rows(name, DIALOGUE_TOKENS[name])
         builder.close_set()
