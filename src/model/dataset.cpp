@@ -176,6 +176,14 @@ std::string dataset_content_sha256(const std::vector<DatasetRow>& rows) {
   return hash.finish_hex();
 }
 
+std::vector<DatasetRow> spread_rows(const std::vector<DatasetRow>& rows, int64_t n_rows) {
+  const auto size = static_cast<int64_t>(rows.size());
+  if (n_rows <= 0 || n_rows >= size) return rows;
+  std::vector<DatasetRow> out;
+  for (int64_t i = 0; i < n_rows; ++i) out.push_back(rows[static_cast<size_t>(i * size / n_rows)]);
+  return out;
+}
+
 std::vector<int32_t> scored_positions(const DatasetRow& row) {
   std::vector<int32_t> out;
   for (size_t t = 0; t + 1 < row.ids.size(); ++t) {

@@ -59,6 +59,9 @@ Status write_dataset(const std::filesystem::path& path, const std::vector<Datase
 // mask bytes. Independent of names and of JSON spelling.
 std::string dataset_content_sha256(const std::vector<DatasetRow>& rows);
 
+// At most n_rows rows (0: all), spread evenly over the file so that its composition is kept: row floor(i * size / n_rows).
+std::vector<DatasetRow> spread_rows(const std::vector<DatasetRow>& rows, int64_t n_rows);
+
 // Positions t whose next token (t + 1) was written by the assistant or is running text: role 1, 2 or 3. Ascending; the last
 // position of a row is never scored. Source: quality specification 4.1.
 std::vector<int32_t> scored_positions(const DatasetRow& row);

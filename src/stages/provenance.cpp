@@ -1,0 +1,87 @@
+#include "stages/provenance.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/file.h"
+#include "base/hash.h"
+#include "format/json.h"
+
+namespace espalier {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_shard(const std::string& name) {
+  constexpr std::string_view kTail = ".safetensors";
+  return name.size() > kTail.size() && name.compare(name.size() - kTail.size(), kTail.size(), kTail) == 0;
+}
+
+Result<std::vector<std::string>> model_files(const fs::path& dir) {
+  std::vector<std::string> names;
+  std::error_code ec;
+  fs::directory_iterator it(dir, ec);
+  for (; !ec && it != fs::directory_iterator(); it.increment(ec)) {
+    const std::string name = it->path().filename().string();
+    const bool wanted = is_shard(name) || name == "config.json" || name == "model.safetensors.index.json" || name == "tokenizer.json";
+    std::error_code ignored;
+    if (wanted && it->is_regular_file(ignored)) names.push_back(name);
+  }
+  if (ec) return not_found("cannot list '" + dir.string() + "': " + ec.message());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+// Length word and JSON of a safetensors file; the whole file when it is shorter than it claims.
+std::span<const uint8_t> header_bytes(std::span<const uint8_t> file) {
+  if (file.size() < 8) return file;
+  uint64_t n = 0;
+  for (size_t i = 0; i < 8; ++i) n |= static_cast<uint64_t>(file[i]) << (8 * i);
+  return n > file.size() - 8 ? file : file.first(static_cast<size_t>(n) + 8);
+}
+
+}  // namespace
+
+Result<std::vector<FileRecord>> lock_files(const fs::path& dir, Progress& progress) {
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, model_files(dir));
+  std::vector<FileRecord> records;
+  progress.begin("source lock", static_cast<int64_t>(names.size()));
+  for (const std::string& name : names) {
+    if (progress.is_cancelled()) return cancelled("stopped while hashing the checkpoint");
+    ASSIGN_OR_RETURN(const MappedFile file, MappedFile::open(dir / name));
+    FileRecord record;
+    record.name = name;
+    record.size_bytes = file.bytes().size();
+    record.sha256 = sha256_hex(file.bytes());
+    if (is_shard(name)) record.header_sha256 = sha256_hex(header_bytes(file.bytes()));
+    records.push_back(std::move(record));
+    progress.advance(1, name);
+  }
+  return records;
+}
+
+std::string source_lock_json(const std::vector<FileRecord>& files) {
+  Json doc;
+  doc["schema"] = "espalier-source-lock-1";
+  doc["files"] = Json::array();
+  for (const FileRecord& f : files) {
+    Json entry = {{"name", f.name}, {"size", f.size_bytes}, {"sha256", f.sha256}};
+    if (!f.header_sha256.empty()) entry["header_sha256"] = f.header_sha256;
+    doc["files"].push_back(std::move(entry));
+  }
+  return dump_json(doc, 1) + "\n";
+}
+
+Result<std::string> model_identity(const fs::path& dir) {
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, model_files(dir));
+  Sha256 hash;
+  for (const std::string& name : names) {
+    if (name == "model.safetensors.index.json" || name == "tokenizer.json") continue;
+    ASSIGN_OR_RETURN(const MappedFile file, MappedFile::open(dir / name));
+    hash.update(name + "\n" + std::to_string(file.bytes().size()) + "\n");
+    hash.update(is_shard(name) ? header_bytes(file.bytes()) : file.bytes());
+  }
+  return hash.finish_hex();
+}
+
+}  // namespace espalier
