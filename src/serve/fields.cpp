@@ -1,6 +1,7 @@
 #include "serve/fields.h"
 
 #include <cstdio>
+#include <nlohmann/json.hpp>
 
 namespace espalier {
 namespace {

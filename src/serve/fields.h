@@ -1,9 +1,8 @@
 // Reads typed fields of a request's JSON object. null counts as absent, booleans are not numbers, numeric strings are refused.
-// The first problem is kept in error(); later reads are harmless. Include only from .cpp files (it sees nlohmann's json).
+// The first problem is kept in error(); later reads are harmless.
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
