@@ -65,6 +65,8 @@ struct EvalProvenance {
 // The result record (one JSON document, no newline): contract keys kl_mean, kl_domain_mean, top1, ppl, positions, domains, and
 // percentiles, confidence buckets, both perplexities, provenance.
 std::string eval_record(const EvalResult& result, const EvalProvenance& provenance, int indent = -1);
+// The same for people: one line per domain and one for all.
+std::string eval_report(const EvalResult& result, const EvalProvenance& provenance);
 // Adds the provenance to the sidecar's metadata.
 void describe_sidecar(const EvalProvenance& provenance, Sidecar* sidecar);
 

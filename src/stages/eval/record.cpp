@@ -1,6 +1,7 @@
 // The result record of an evaluation: sums and per-position arrays to one JSON document.
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "format/json.h"
@@ -108,6 +109,33 @@ std::string eval_record(const EvalResult& result, const EvalProvenance& provenan
                        {"expert_pruning", "off"},
                        {"seconds", provenance.seconds}};
   return dump_json(out, indent);
+}
+
+std::string eval_report(const EvalResult& result, const EvalProvenance& provenance) {
+  const bool pair = result.has_candidate;
+  std::string out;
+  char line[160];
+  const auto add = [&](const std::string& name, const ScoreSums& s) {
+    if (pair) {
+      std::snprintf(line, sizeof line, "%-14s %9lld %10.5f %8.2f%% %10.4f %10.4f\n", name.c_str(), static_cast<long long>(s.positions),
+                    s.kl_mean(), 100 * s.top1(), s.ppl_candidate(), s.ppl_reference());
+    } else {
+      std::snprintf(line, sizeof line, "%-14s %9lld %10.4f\n", name.c_str(), static_cast<long long>(s.positions), s.ppl_reference());
+    }
+    out += line;
+  };
+  if (pair) std::snprintf(line, sizeof line, "%-14s %9s %10s %9s %10s %10s\n", "domain", "positions", "KL", "top-1", "ppl", "native ppl");
+  else std::snprintf(line, sizeof line, "%-14s %9s %10s\n", "domain", "positions", "ppl");
+  out += line;
+  for (const DomainScore& d : result.domains) add(d.name, d.sums);
+  add("all", result.total);
+  if (pair) {
+    std::snprintf(line, sizeof line, "mean of the domains' KL: %.5f\n", result.kl_domain_mean);
+    out += line;
+  }
+  out += "KL in nats, native || candidate; numerics " + std::string(numerics_name(provenance.options.numerics)) + "; panel sha256 " +
+         provenance.panel_sha256.substr(0, 12) + "\n";
+  return out;
 }
 
 void describe_sidecar(const EvalProvenance& provenance, Sidecar* sidecar) {

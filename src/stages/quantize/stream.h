@@ -1,0 +1,37 @@
+// The calibration rows in flight: one sequence each, with everything that a forward pass carries from layer to layer.
+#pragma once
+
+#include <vector>
+
+#include "base/progress.h"
+#include "model/dataset.h"
+#include "model/forward.h"
+
+namespace espalier {
+
+struct CalibrationRow {
+  SequenceState state;   // caches of source layers, windows, Engram history
+  StreamState stream;    // residual streams, collapse weights, selections, candidates, taps
+};
+
+class CalibrationStream {
+ public:
+  // Embeds every row. Errors: those of begin_call, naming the row; cancelled.
+  static Result<CalibrationStream> begin(const CallContext& context, const GlobalWeights& globals, const std::vector<DatasetRow>& rows);
+
+  // Runs every row through `weights` and throws the outcome away; `observer` sees the inputs. The rows are unchanged.
+  Status observe_layer(const CallContext& context, const BlockWeights& weights, int layer, LayerObserver* observer, Progress& progress);
+  // Runs every row through `weights` and keeps the outcome.
+  Status advance_layer(const CallContext& context, const BlockWeights& weights, int layer, Progress& progress);
+  // Lets `observer` see the head's input for every row.
+  Status observe_head(const CallContext& context, const GlobalWeights& globals, LayerObserver* observer, Progress& progress);
+  // Logits [n, vocab] of one row.
+  Tensor logits(const CallContext& context, const GlobalWeights& globals, size_t row) const;
+
+  const std::vector<CalibrationRow>& rows() const { return rows_; }
+
+ private:
+  std::vector<CalibrationRow> rows_;
+};
+
+}  // namespace espalier
