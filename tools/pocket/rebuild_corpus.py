@@ -23,16 +23,16 @@ import zlib
 
 from licences import LICENCES
 
-# source: (domain, extractor, glob patterns below the unpacked package or a module name, largest number of text bytes)
+# source: (domain, extractor, glob patterns below the unpacked package, largest number of text bytes)
 MB = 1_000_000
 HELP = "usr/share/libreoffice/help/{}/text/*.html"
 RUST_BOOKS = ("book", "nomicon", "reference", "rust-by-example")
 CLDR_LOCALES = ("ar", "de", "es", "fr", "hi", "ja", "ko", "pl")
 SOURCES = {
     "austen": ("prose", "rdb", ["usr/lib/R/site-library/janeaustenr/data/Rdata.rdb"], 5 * MB),
-    "bible-web": ("prose", "sword", ["WEB"], 5 * MB), "spurgeon": ("prose", "sword", ["TDavid"], 6 * MB),
-    "mhcc": ("prose", "sword", ["MHCC"], 4 * MB), "scofield": ("prose", "sword", ["Scofield"], 2 * MB),
-    "wn": ("encyc", "dict", ["usr/share/dictd/wn.dict.dz"], 6 * MB), "naves": ("encyc", "sword", ["Nave"], 2 * MB),
+    "bible-web": ("prose", "bible", [], 5 * MB), "spurgeon": ("prose", "sword", [], 6 * MB),
+    "mhcc": ("prose", "sword", [], 4 * MB), "scofield": ("prose", "sword", [], 2 * MB),
+    "wn": ("encyc", "dict", ["usr/share/dictd/wn.dict.dz"], 6 * MB), "naves": ("encyc", "sword", [], 2 * MB),
     "jargon": ("encyc", "dict", ["usr/share/dictd/jargon.dict.dz"], 2 * MB),
     "devil": ("encyc", "dict", ["usr/share/dictd/devil*.dict.dz"], 1 * MB),
     "python-doc": ("docs", "text", ["usr/share/doc/python3*/html/_sources/*.txt"], 8 * MB),
@@ -42,7 +42,7 @@ SOURCES = {
     "rust-book": ("docs", "html", [f"usr/share/doc/rust-doc/html/{d}/*.html" for d in RUST_BOOKS], 3 * MB),
     "cmake-doc": ("docs", "text", ["usr/share/doc/cmake-data/html/_sources/*.txt"], 3 * MB),
     "apache-en": ("docs", "html", ["usr/share/doc/apache2-doc/manual/en/*.html"], 3 * MB),
-    "bible-es": ("multi", "sword", ["SpaRV"], 4 * MB),
+    "bible-es": ("multi", "bible", [], 4 * MB),
     **{f"libreoffice-{tag.lower()}": ("multi", "html", [HELP.format(tag)], 1_400_000)
        for tag in ("de", "fr", "es", "it", "pt-BR", "ru", "ja", "zh-CN", "ko", "pl", "hi")},
     "boost-hpp": ("code", "text", ["usr/include/boost/*.hpp"], 8 * MB), "go-src": ("code", "text", ["usr/share/go-*/src/*.go"], 8 * MB),
@@ -51,7 +51,8 @@ SOURCES = {
     "tzdata": ("struct", "text", ["usr/share/zoneinfo/*.tab", "usr/share/zoneinfo/tzdata.zi"], 1 * MB),
     "ucd": ("struct", "text", ["usr/share/unicode/*.txt"], 3 * MB),
 }
-CHUNK = {"dict": 8_000, "sword": 20_000}
+LARGEST_FILE = 800_000  # bytes; larger plain files are generated tables that would fill a source's share
+CHUNK = {"dict": 8_000, "sword": 20_000, "bible": 23_000}
 BLOCKS = set("p div li ul ol dl dt dd h1 h2 h3 h4 h5 h6 tr td th table section article header footer nav blockquote br hr body".split())
 
 
@@ -94,17 +95,17 @@ def read_text(path):
     return data.decode("utf-8", errors="replace").replace("\r\n", "\n")
 
 
-def chunks(entries, limit):
-    """Joins entries (separated by a blank line) into documents of about `limit` bytes."""
+def chunks(entries, limit, separator="\n\n"):
+    """Joins entries into documents of about `limit` bytes."""
     group, size = [], 0
     for entry in entries:
         group.append(entry)
         size += len(entry.encode())
         if size >= limit:
-            yield "\n\n".join(group)
+            yield separator.join(group)
             group, size = [], 0
     if group:
-        yield "\n\n".join(group)
+        yield separator.join(group)
 
 
 def strings_of_rdb(data):
@@ -142,8 +143,15 @@ def novels(data):
             yield f"austen_{name}.txt#{i}", re.sub(r"(?<!\n)\n(?!\n)", " ", part).strip()
 
 
-def sword_entries(module, root):
-    """Entries of a SWORD module, reference line first; a repeated body is kept once."""
+def sword_entries(root, is_bible):
+    """Entries of the package's SWORD module; a repeated body is kept once.
+
+    Bible texts give bare verses (markup around words removed), commentaries and dictionaries the reference line and the body.
+    """
+    names = [m for conf in sorted(root.glob("usr/share/sword/mods.d/*.conf")) for m in re.findall(r"^\[(\w+)\]", read_text(conf), re.M)]
+    if not names:
+        raise SystemExit("rebuild_corpus: no SWORD module in the package, expected usr/share/sword/mods.d/*.conf")
+    module = names[0]
     tool = shutil.which("mod2imp")
     if tool is None:
         raise SystemExit(f"rebuild_corpus: module {module}: mod2imp not found; install libsword-utils or leave the source out with --only")
@@ -154,18 +162,18 @@ def sword_entries(module, root):
     seen = set()
     for entry in done.stdout.decode("utf-8", errors="replace").split("$$$")[1:]:
         head, _, body = entry.partition("\n")
-        body = re.sub(r"<[^>]+>", " ", body)
+        body = re.sub(r"<[^>]+>", "" if is_bible else " ", body)
         body = re.sub(r"[ \t]+", " ", body).strip()
         if body and body not in seen:
             seen.add(body)
-            yield f"{head.strip()}\n{body}"
+            yield body.replace("\n", " ") if is_bible else f"{head.strip()}\n{body}"
 
 
 def extract(source, root, package):
     """Yields (document name, text) of one unpacked package."""
     _, kind, patterns, _ = SOURCES[source]
-    if kind == "sword":
-        for i, text in enumerate(chunks(sword_entries(patterns[0], root), CHUNK["sword"])):
+    if kind in ("sword", "bible"):
+        for i, text in enumerate(chunks(sword_entries(root, kind == "bible"), CHUNK[kind], "\n" if kind == "bible" else "\n\n")):
             yield f"{package}#{i}", text
         return
     names = sorted(str(p.relative_to(root)) for p in root.rglob("*") if p.is_file() and not p.is_symlink())
@@ -174,7 +182,9 @@ def extract(source, root, package):
             path = root / name
             if kind == "dict":
                 stem = path.name.split(".")[0]
-                entries = gzip.decompress(path.read_bytes()).decode("utf-8", errors="replace").split("\n\n")
+                body = gzip.decompress(path.read_bytes()).decode("utf-8", errors="replace")
+                # Headwords stand in column 0; a file without blank lines is cut before them.
+                entries = body.split("\n\n") if body.count("\n\n") * 2000 > len(body) else re.split(r"\n(?=\S)", body)
                 for i, text in enumerate(chunks(entries, CHUNK["dict"])):
                     yield f"dict_{stem}.txt#{i}", text
             elif kind == "rdb":
@@ -183,7 +193,7 @@ def extract(source, root, package):
                 parser = TextOfHtml()
                 parser.feed(read_text(path))
                 yield f"{package}/{name}", parser.text()
-            else:
+            elif path.stat().st_size <= LARGEST_FILE:
                 yield f"{package}/{name}", read_text(path)
 
 
