@@ -43,10 +43,14 @@ class LayerObserver {
     (void)block_prefix, (void)x, (void)n_rows, (void)d_model, (void)ids, (void)weights, (void)n_active;
   }
   // Named intermediate values for comparisons with recorded references: "attn.in", "attn.out", "ffn.in", "ffn.out",
-  // "hc.attn_pre", "hc.attn_post", "hc.attn_comb" (and ffn_), "stream.out", "engram.out", "router.scores", "core.q", "core.o",
-  // "indexer.scores" with shapes [n_rows, cols] f32.
+  // "hc.attn_pre", "hc.attn_post", "hc.attn_comb" (and ffn_), "stream.out", "engram.out", "router.scores", "core.q", "core.o"
+  // and "hidden" (block -1, after the final norm), as [n_rows, cols] f32.
   virtual void value(int block, std::string_view what, const float* x, int64_t n_rows, int64_t cols) {
     (void)block, (void)what, (void)x, (void)n_rows, (void)cols;
+  }
+  // Scores of the visible entries of an index source before the selection: row t has n_visible[t] of them at begin[t].
+  virtual void index_scores(int block, const float* scores, const int64_t* begin, const int64_t* n_visible, int64_t n_rows) {
+    (void)block, (void)scores, (void)begin, (void)n_visible, (void)n_rows;
   }
   // The table rows of an Engram layer, [n_rows, n_columns].
   virtual void engram_table_rows(int block, const int64_t* rows, int64_t n_rows, int64_t n_columns) {
@@ -91,7 +95,6 @@ class Model {
  public:
   // Loads everything. Errors as WeightLoader.
   static Result<std::shared_ptr<const Model>> load(const std::string& dir, const LoadOptions& options, ThreadPool& pool);
-  static Result<std::shared_ptr<const Model>> load(const WeightLoader& loader, ThreadPool& pool);
 
   const Config& config() const { return config_; }
   const std::string& dir() const { return dir_; }

@@ -18,7 +18,10 @@
 
 namespace espalier {
 
+namespace codec {
 struct Exl3Tensor;
+struct Exl3View;
+}  // namespace codec
 
 enum class LinearForm { kFp8, kMxfp4, kBf16, kF32, kExl3 };
 
@@ -47,7 +50,10 @@ class Linear {
                                    WeightResidency residency);
   // w [in, out] float, for example a reconstructed matrix.
   static Linear from_kn(const float* w, int64_t in, int64_t out);
-  static Linear from_exl3(Exl3Tensor tensor);
+  // EXL3 kUnpacked keeps the trellis values as fp32 panels between the two rotations; kStored decodes at every apply. Both give
+  // the same bits. The owning form copies nothing; the view's memory must outlive the Linear.
+  static Linear from_exl3(codec::Exl3Tensor tensor, WeightResidency residency);
+  static Linear from_exl3(const codec::Exl3View& view, WeightResidency residency);
 
   bool empty() const { return impl_ == nullptr; }
   int64_t in() const;
@@ -56,7 +62,7 @@ class Linear {
   // Stored size in bits of the matrix (EXL3: trellis, signs and scales; MXFP4 and FP8: codes and scales).
   int64_t stored_bits() const;
   // EXL3 only, else null.
-  const Exl3Tensor* exl3() const;
+  const codec::Exl3View* exl3() const;
 
   // y[n_rows, out] = x[n_rows, in] * W, fp32. y must not alias x.
   void apply(ThreadPool& pool, const float* x, int64_t n_rows, float* y) const;

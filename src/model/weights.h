@@ -115,6 +115,10 @@ struct Coverage {
   std::vector<std::string> notes;        // absent but optional, duplicates that are ignored
 };
 
+// Where the matrix `spec` of a block lives in its weights (a quantizer replaces it there).
+// The expert and group lists and the optional parts must exist.
+Linear& matrix_place(BlockWeights& weights, const MatrixSpec& spec);
+
 // Reads blocks of one model folder. Threads: const methods may be called concurrently with different pools.
 class WeightLoader {
  public:
@@ -137,6 +141,8 @@ class WeightLoader {
   Result<BlockWeights> load_block(ThreadPool& pool, int block) const;
   Result<GlobalWeights> load_globals(ThreadPool& pool) const;
   Result<DrafterGlobals> load_drafter_globals(ThreadPool& pool) const;
+  // Keeps the mapped files alive; views in loaded weights (embed, Engram tables, stored experts) point into them.
+  std::shared_ptr<const void> files() const;
   // One matrix by its spec (names.h), for callers that stream matrices.
   Result<Linear> load_matrix(const MatrixSpec& spec) const;
 
