@@ -24,6 +24,7 @@ struct QuantizeOptions {
   double damping = 0.025;                // added to the Hessian's diagonal, in units of its mean
   int refit_rounds = 1;                  // rounds of output and input scale refit; 0: none
   int n_cuts = 1;                        // see SearchOptions
+  double spread = 0;                     // wanted rms of the rotated weight in codebook units; 0: the measured best
   SimdTier tier = best_simd_tier();
 };
 

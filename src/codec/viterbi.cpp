@@ -80,7 +80,7 @@ struct IntegerCosts {
   C code(int state) const { return tables.by_state16[static_cast<size_t>(state)]; }
   void step(const T* prev, T* next, C w) const { kernels.step16[width](prev, next, tables.ordered16.data(), w); }
   T cost(T prev, int state, C w) const { return saturating_add(prev, integer_error(width, code(state), w)); }
-  bool is_exact(int state, C w) const { return !is_saturated(width, code(state), w) && w > -32767 && w < 32767; }
+  bool is_exact(int state, C w) const { return !is_inexact(width, code(state), w) && w > -32767 && w < 32767; }
   void renormalise(T* costs, int size) const { kernels.subtract_minimum16(costs, size); }
 };
 

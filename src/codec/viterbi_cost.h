@@ -18,9 +18,11 @@ constexpr int cost_unit(int width, Codebook codebook) {
 
 constexpr int clamp_i16(int x) { return x < -32768 ? -32768 : x > 32767 ? 32767 : x; }
 
-// Saturating difference as the kernels see it.
+// The difference wraps modulo 2^16 (plain subtraction runs on more pipes than the saturating one). It can wrap only for
+// |code - w| of at least 4 units, and then the wrapped error is still far above what a good path pays; a path that takes such a
+// step anyway is caught by is_inexact.
 constexpr int integer_difference(int width, int16_t code, int16_t w) {
-  const int d = clamp_i16(code - w);
+  const int d = static_cast<int16_t>(static_cast<uint16_t>(code) - static_cast<uint16_t>(w));
   return width == 4 ? clamp_i16(2 * d) : d;
 }
 
@@ -33,10 +35,11 @@ constexpr uint16_t integer_error(int width, int16_t code, int16_t w) {
   return static_cast<uint16_t>((d * d + 16384) >> 15);
 }
 
-// True when the error of this step is no longer the rounded square of the difference.
-constexpr bool is_saturated(int width, int16_t code, int16_t w) {
-  const int d = integer_difference(width, code, w);
-  return width >= 5 ? (d <= -255 || d >= 255) : (d <= -32767 || d >= 32767);
+// True when the error of this step is not the rounded square of the difference.
+constexpr bool is_inexact(int width, int16_t code, int16_t w) {
+  const int d = code - w;
+  const int limit = width >= 5 ? 255 : width == 4 ? 16384 : 32767;
+  return d <= -limit || d >= limit;
 }
 
 constexpr uint16_t saturating_add(uint16_t a, uint16_t b) {

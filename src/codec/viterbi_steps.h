@@ -12,9 +12,9 @@
 namespace espalier::codec {
 
 // 16-bit costs. code and target are int16 in units of 1/unit; the error of one step is
-//   K <= 4:  mulhrs(d, d) with d = saturating code - w, doubled with saturation at K = 4: d^2/32768, rounded
+//   K <= 4:  mulhrs(d, d) with d = code - w modulo 2^16, doubled with saturation at K = 4: d^2/32768, rounded
 //   K >= 5:  min(|d|, 255)^2
-// and sums saturate at 65535.
+// and sums saturate at 65535; viterbi_cost.h defines them number by number.
 using Step16 = void (*)(const uint16_t* prev, uint16_t* next, const int16_t* table, int16_t w);
 // fp32 costs: prev + (code - w)^2, three roundings.
 using Step32 = void (*)(const float* prev, float* next, const float* table, float w);

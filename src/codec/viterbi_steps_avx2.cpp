@@ -20,7 +20,7 @@ struct U16x16 {
   static V min(V a, V b) { return _mm256_min_epu16(a, b); }
   template <int K>
   static V error(V code, V w) {
-    V d = _mm256_subs_epi16(code, w);
+    V d = _mm256_sub_epi16(code, w);
     if constexpr (K >= 5) {
       d = _mm256_min_epu16(_mm256_abs_epi16(d), _mm256_set1_epi16(255));
       return _mm256_mullo_epi16(d, d);

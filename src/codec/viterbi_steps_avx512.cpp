@@ -24,7 +24,7 @@ struct U16x32 {
   static V min(V a, V b) { return _mm512_min_epu16(a, b); }
   template <int K>
   static V error(V code, V w) {
-    V d = _mm512_subs_epi16(code, w);
+    V d = _mm512_sub_epi16(code, w);
     if constexpr (K >= 5) {
       d = _mm512_min_epu16(_mm512_abs_epi16(d), _mm512_set1_epi16(255));
       return _mm512_mullo_epi16(d, d);

@@ -21,7 +21,7 @@ struct U16x8 {
   static V min(V a, V b) { return _mm_min_epu16(a, b); }
   template <int K>
   static V error(V code, V w) {
-    V d = _mm_subs_epi16(code, w);
+    V d = _mm_sub_epi16(code, w);
     if constexpr (K >= 5) {
       d = _mm_min_epu16(_mm_abs_epi16(d), _mm_set1_epi16(255));
       return _mm_mullo_epi16(d, d);
