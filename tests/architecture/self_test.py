@@ -12,6 +12,7 @@ CASES = [
     ("src/base/log.cpp", "#include <cuda_runtime.h>"),
     ("src/base/log.cpp", '#include "tests/unit/x.h"'),
     ("src/base/log.cpp", '#include "apps/espalier/command.h"'),
+    ("src/stages/eval/eval.cpp", '#include "stages/quantize/quantize.h"'),
 ]
 
 
