@@ -53,9 +53,9 @@ Status fill_prompt(const GenerateFlags& flags, const Tokenizer& tokenizer, Gener
     ASSIGN_OR_RETURN(const std::string text, read_text_file(flags.chat_file));
     Result<ChatRequest> chat = parse_chat(text);
     if (!chat.ok()) return std::move(chat).error().with_context(flags.chat_file);
-    if (chat->n_images > 0) return unimplemented(flags.chat_file + ": holds an image; only text is generated from");
     Result<RenderedPrompt> rendered = render_chat(tokenizer, *chat);
     if (!rendered.ok()) return std::move(rendered).error().with_context(flags.chat_file);
+    if (rendered->n_images > 0) return unimplemented(flags.chat_file + ": holds an image; only text is generated from");
     request.prompt_ids = std::move(rendered->ids);
     request.format = ReplyFormat::kChat;
     request.starts_in_reasoning = rendered->starts_in_reasoning;

@@ -41,8 +41,8 @@ enum class FinishReason { kStop, kLength, kCancelled };
 std::string_view finish_reason_name(FinishReason reason);
 
 struct ReplyDelta {
-  std::string reasoning;
-  std::string content;
+  std::string reasoning = {};
+  std::string content = {};
   bool empty() const { return reasoning.empty() && content.empty(); }
 };
 

@@ -30,7 +30,7 @@ double milliseconds(double seconds) { return std::round(seconds * 1e4) / 10; }
 }  // namespace
 
 HttpReply error_reply(const ApiError& error) {
-  HttpReply reply{.status = error.status, .body = error_body(error), .headers = {}};
+  HttpReply reply{.status = error.status, .body = error_body(error)};
   if (error.retry_after_seconds > 0) {
     reply.headers.emplace_back("Retry-After", std::to_string(error.retry_after_seconds));
     reply.headers.emplace_back("retry-after-ms", std::to_string(error.retry_after_seconds * 1000));

@@ -14,18 +14,18 @@
 namespace espalier {
 
 struct RequestHead {
-  std::string method;
-  std::string target;  // as sent: path and query
-  std::string authorization;
-  std::string x_api_key;
-  std::string x_request_id;
-  std::string content_encoding;
+  std::string method = {};
+  std::string target = {};  // as sent: path and query
+  std::string authorization = {};
+  std::string x_api_key = {};
+  std::string x_request_id = {};
+  std::string content_encoding = {};
 };
 
 struct HttpReply {
   int status = 200;
-  std::string body;
-  std::vector<std::pair<std::string, std::string>> headers;
+  std::string body = {};
+  std::vector<std::pair<std::string, std::string>> headers = {};
   std::string content_type = "application/json";
 };
 
@@ -46,9 +46,9 @@ std::string stream_end(int http_minor);
 
 // What is logged about a request.
 struct RequestRecord {
-  std::string id;
-  std::string method;
-  std::string path;
+  std::string id = {};
+  std::string method = {};
+  std::string path = {};
   int status = 0;  // 499: the client went away
   bool is_generation = false;
   bool stream = false;
@@ -56,7 +56,7 @@ struct RequestRecord {
   double queue_seconds = 0;        // until the engine took it
   double first_text_seconds = -1;  // until the first text; -1: none
   uint64_t seed = 0;
-  Generation generation;           // counts and times; the text is never logged
+  Generation generation = {};      // counts and times; the text is never logged
 };
 
 // One line of JSON.

@@ -212,14 +212,17 @@ Outcome<Call> parse_chat_call(std::string_view body, const CallRules& rules) {
                                                                   : json_kind(*messages))));
   }
   if (fields.error()) return *fields.error();
-  Result<ChatRequest> chat = parse_chat(body);
+  Result<ChatRequest> chat = parse_chat_json(json);
   if (!chat.ok()) {
     ApiError error = error_from_status(chat.error());
-    if (chat.error().code() == StatusCode::kDataLoss) error = ApiError{.message = chat.error().message()};
     if (error.status == 400) error.param = param_of(error.message);
     return error;
   }
-  if (chat->n_images > 0) return unsupported("messages", "messages: hold an image; only text is served");
+  for (const ChatMessage& message : chat->messages) {
+    if (std::any_of(message.content.begin(), message.content.end(), [](const ChatPart& part) { return part.is_image; })) {
+      return unsupported("messages", "messages: hold an image; only text is served");
+    }
+  }
   call.prompt = std::move(*chat);
   return call;
 }

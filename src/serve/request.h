@@ -21,7 +21,7 @@ namespace espalier {
 
 // The server's side of validation.
 struct CallRules {
-  std::string served_name;
+  std::string served_name = {};
   bool accept_any_model = false;  // the request's "model" is not compared
   bool clamp_max_tokens = false;  // a max_tokens that does not fit is lowered instead of refused
   bool default_draft = false;

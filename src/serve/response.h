@@ -13,9 +13,9 @@
 namespace espalier {
 
 struct ReplyHead {
-  std::string id;  // "chatcmpl-…" or "cmpl-…"
+  std::string id = {};  // "chatcmpl-…" or "cmpl-…"
   int64_t created = 0;
-  std::string model;
+  std::string model = {};
   bool is_chat = true;
   bool thinking = false;       // reasoning fields are present even when empty
   bool include_usage = false;  // streams: a last chunk with usage, "usage": null before
@@ -37,7 +37,7 @@ std::string error_events(const ApiError& error);
 inline constexpr std::string_view kKeepAliveEvent = ": keepalive\n\n";
 
 struct ModelCard {
-  std::string id;
+  std::string id = {};
   int64_t created = 0;
   int64_t context = 0;
 };

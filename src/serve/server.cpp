@@ -325,7 +325,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     if (!result.ok()) error = error_from_status(result.error());
     else if (result->finish_reason == FinishReason::kCancelled) error = shutting_down();
     if (!call.stream || (error && !head_sent)) {
-      HttpReply reply = error ? error_reply(*error) : HttpReply{.body = reply_body(call.head, *result), .headers = {}};
+      HttpReply reply = error ? error_reply(*error) : HttpReply{.body = reply_body(call.head, *result)};
       co_return co_await send(std::move(reply), keep_alive);
     }
     keep_alive = keep_alive && minor_ == 1;

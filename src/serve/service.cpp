@@ -80,7 +80,7 @@ std::variant<Endpoint, HttpReply> Service::route(const RequestHead& head) const 
   }
   if (kind == RouteKind::kHealth) {
     if (draining_) return error_reply(shutting_down());
-    return HttpReply{.body = R"({"status":"ok"})", .headers = {}};
+    return HttpReply{.body = R"({"status":"ok"})"};
   }
   if (options_.keys.required() && !options_.keys.accepts(presented_key(head))) {
     return error_reply({.status = 401,
@@ -98,11 +98,11 @@ std::variant<Endpoint, HttpReply> Service::route(const RequestHead& head) const 
 
 HttpReply Service::answer_get(const std::string& path) const {
   const ModelCard card{options_.rules.served_name, options_.created, generator_.context()};
-  if (path == "/version") return {.body = dump_json(Json{{"version", options_.version}}), .headers = {}};
-  if (path.compare(0, kModelPrefix.size(), kModelPrefix) != 0) return {.body = models_body({card}), .headers = {}};
+  if (path == "/version") return {.body = dump_json(Json{{"version", options_.version}})};
+  if (path.compare(0, kModelPrefix.size(), kModelPrefix) != 0) return {.body = models_body({card})};
   const std::string id = path.substr(kModelPrefix.size());
   if (id != card.id) return error_reply(model_not_found(id, card.id));
-  return {.body = model_body(card), .headers = {}};
+  return {.body = model_body(card)};
 }
 
 Outcome<PreparedCall> Service::prepare(Endpoint endpoint, std::string_view body) const {

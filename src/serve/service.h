@@ -17,10 +17,10 @@
 namespace espalier {
 
 struct ServiceOptions {
-  CallRules rules;
-  ApiKeys keys;
+  CallRules rules = {};
+  ApiKeys keys = {};
   int64_t created = 0;  // Unix time of the model card
-  std::string version;  // of this program
+  std::string version = {};  // of this program
 };
 
 enum class Endpoint { kChatCompletions, kCompletions };
