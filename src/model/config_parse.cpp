@@ -135,9 +135,9 @@ class Reader {
   Status status_;
 };
 
-void must_divide(Reader& r, const char* what, int64_t value, const char* by, int64_t divisor) {
+void must_divide(Reader& r, const Key& key, int64_t value, const std::string& by, int64_t divisor) {
   if (r.ok() && value % divisor != 0) {
-    r.fail(what, "a multiple of " + std::string(by) + " (" + std::to_string(divisor) + ")", std::to_string(value));
+    r.fail(r.name(key), "a multiple of " + std::string(by), std::to_string(value));
   }
 }
 
@@ -174,13 +174,13 @@ void read_dimensions(Reader& r, bool is_flat, Config& c) {
   const int64_t n_shared = r.integer({"n_shared_experts", "n_shared_experts"}, 0, 1024);
   if (r.ok() && n_shared != 1) r.refuse("n_shared_experts", "1", std::to_string(n_shared));
 
-  must_divide(r, "the rotated head width", c.rope_dim, "2", 2);
-  if (r.ok() && c.rope_dim > c.head_dim) r.fail("head_dim", "at least the rotated width " + std::to_string(c.rope_dim), std::to_string(c.head_dim));
-  if (r.ok() && c.rope_dim > c.index_head_dim) r.fail("index_head_dim", "at least the rotated width " + std::to_string(c.rope_dim), std::to_string(c.index_head_dim));
-  must_divide(r, "the number of attention heads", c.n_heads, "o_groups", c.o_groups);
-  must_divide(r, "the hidden size", c.d_model, "32", 32);
-  must_divide(r, "the expert width", c.d_ff, "32", 32);
-  if (r.ok() && c.n_active > c.n_experts) r.fail("the number of active experts", "at most " + std::to_string(c.n_experts), std::to_string(c.n_active));
+  must_divide(r, {"qk_rope_head_dim", "rope_head_dim"}, c.rope_dim, "2", 2);
+  if (r.ok() && c.rope_dim > c.head_dim) r.fail(r.name({"qk_rope_head_dim", "rope_head_dim"}), "at most head_dim " + std::to_string(c.head_dim), std::to_string(c.rope_dim));
+  if (r.ok() && c.rope_dim > c.index_head_dim) r.fail(r.name({"qk_rope_head_dim", "rope_head_dim"}), "at most index_head_dim " + std::to_string(c.index_head_dim), std::to_string(c.rope_dim));
+  must_divide(r, {"num_attention_heads", "n_heads"}, c.n_heads, "o_groups (" + std::to_string(c.o_groups) + ")", c.o_groups);
+  must_divide(r, {"hidden_size", "dim"}, c.d_model, "32", 32);
+  must_divide(r, {"moe_intermediate_size", "moe_inter_dim"}, c.d_ff, "32", 32);
+  if (r.ok() && c.n_active > c.n_experts) r.fail(r.name({"num_experts_per_tok", "n_activated_experts"}), "at most " + std::to_string(c.n_experts), std::to_string(c.n_active));
   if (r.ok() && c.n_heads * c.head_dim > (1 << 24)) r.fail("head_dim", "heads times head_dim at most 16777216", std::to_string(c.n_heads * c.head_dim));
 }
 
@@ -272,7 +272,7 @@ void read_engram(Reader& r, Config& c) {
   e.pad_token_id = static_cast<int32_t>(r.integer({"engram_pad_token_id", "engram_pad_id"}, 0, std::max<int64_t>(c.vocab - 1, 0)));
   e.n_classes = r.integer({"engram_compressed_vocab_size", "engram_compressed_vocab_size"}, 1, 1 << 24);
   e.n_rows = r.integers({"engram_num_embeddings", "engram_num_embeddings"}, 1, int64_t{1} << 40, 4096);
-  must_divide(r, "engram_head_dim", e.head_dim, "32", 32);
+  must_divide(r, {"engram_head_dim", "engram_head_dim"}, e.head_dim, "32", 32);
   if (r.ok() && e.n_rows.size() != e.layers.size()) {
     r.fail("engram_num_embeddings", std::to_string(e.layers.size()) + " entries (Engram layers)", std::to_string(e.n_rows.size()));
   }
@@ -292,7 +292,7 @@ void read_drafter(Reader& r, Config& c) {
   d.n_experts = r.integer({"dspark_n_routed_experts", "dspark_n_routed_experts"}, 1, 4096);
   d.n_active = r.integer({"dspark_num_experts_per_tok", "dspark_n_activated_experts"}, 1, 1024);
   if (r.ok() && d.target_layers.empty()) r.fail("dspark_target_layer_ids", "at least one layer", "an empty list");
-  if (r.ok() && d.n_active > d.n_experts) r.fail("the drafter's active experts", "at most " + std::to_string(d.n_experts), std::to_string(d.n_active));
+  if (r.ok() && d.n_active > d.n_experts) r.fail(r.name({"dspark_num_experts_per_tok", "dspark_n_activated_experts"}), "at most " + std::to_string(d.n_experts), std::to_string(d.n_active));
 }
 
 // Settings that have one supported value.
