@@ -21,6 +21,7 @@ struct TokenizeOptions {
   bool add_template = false;
   bool engram_map = false;
   bool skip_special = false;
+  bool parse_special = false;
 };
 
 // MODEL is a folder, "pocket", or the tokenizer.json itself.
@@ -122,7 +123,7 @@ Result<int> run_render(const TokenizeOptions& options, bool json) {
   ASSIGN_OR_RETURN(const std::string body, read_text_file(options.file));
   auto chat = parse_chat(body);
   if (!chat.ok()) return data_loss("'" + options.file + "': " + chat.error().message());
-  chat->parse_special_in_content = !options.plain;
+  chat->parse_special_in_content = options.parse_special;
   ASSIGN_OR_RETURN(const RenderedPrompt rendered, render_chat(tokenizer, *chat));
   Json document;
   document["prompt"] = rendered.text;
@@ -164,9 +165,8 @@ void add_tokenize(CommandTable& table) {
   });
   render->add_option("MODEL", options->model, "Model folder, 'pocket', or a tokenizer.json")->required();
   render->add_option("--chat", options->file, "A chat-completions body or its messages array")->required();
-  auto* reference = render->add_flag("--parse-special", "Markers inside messages become tokens, as in the reference encoder");
-  reference->each([options](const std::string&) { options->plain = false; });
-  render->preparse_callback([options](size_t) { options->plain = true; });
+  render->add_flag("--parse-special", options->parse_special,
+                   "Markers spelled inside messages become tokens, as in the reference encoder");
 }
 
 }  // namespace espalier::app
