@@ -94,8 +94,8 @@ Status check_finite(const Source& source) {
     for (int64_t i = 0; i < source.in; ++i) {
       if (!std::isfinite(w[static_cast<size_t>(i)])) {
         return data_loss("tensor '" + source.name + "': element [" + std::to_string(source.row_begin + o) + ", " + std::to_string(i) +
-                         "]: expected a finite number, found " + (std::isnan(w[static_cast<size_t>(i)]) ? "NaN" : "infinity") +
-                         "; the file is damaged, download it again");
+                         "]" + (source.scale != nullptr ? " (code times scale)" : "") + ": expected a finite number, found " +
+                         (std::isnan(w[static_cast<size_t>(i)]) ? "NaN" : "infinity") + "; the file is damaged, download it again");
       }
     }
   }
