@@ -47,6 +47,10 @@ Result<Tensor> prompt_logits(const Model& model, const std::vector<int32_t>& ids
                              CommandContext& context) {
   const int64_t n = static_cast<int64_t>(ids.size());
   const int64_t vocab = model.config().vocab;
+  if (n > model.config().max_positions) {
+    return resource_exhausted("expected at most " + std::to_string(model.config().max_positions) +
+                              " tokens (max_position_embeddings), found " + std::to_string(n) + "; shorten the prompt");
+  }
   SequenceState state(model.config());
   ForwardOptions options;
   options.numerics = numerics;
