@@ -1,6 +1,8 @@
 #include "runtime/engine.h"
 
 #include <algorithm>
+#include <array>
+#include <limits>
 #include <chrono>
 #include <string>
 #include <utility>
@@ -11,6 +13,10 @@ namespace espalier {
 namespace {
 
 constexpr std::string_view kEndToken = "<｜end▁of▁sentence｜>";
+// Added tokens that a chat reply may hold.
+constexpr std::array<std::string_view, 4> kChatTokens = {kEndToken, "<think>", "</think>", "｜DSML｜"};
+
+bool contains(std::span<const int32_t> ids, int32_t id) { return std::find(ids.begin(), ids.end(), id) != ids.end(); }
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -19,11 +25,13 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 // One reply in the making: takes chosen tokens, knows when to stop.
 class Reply {
  public:
-  Reply(const GenerationRequest& request, const Tokenizer& tokenizer, int32_t end_token, int64_t limit,
-        const DeltaSink& on_delta)
+  // masked: ids that are never chosen.
+  Reply(const GenerationRequest& request, const Tokenizer& tokenizer, int32_t end_token, std::span<const int32_t> masked,
+        int64_t limit, const DeltaSink& on_delta)
       : request_(request),
         stream_(tokenizer, request.format, request.starts_in_reasoning, request.stop),
         end_token_(end_token),
+        masked_(masked),
         limit_(limit),
         on_delta_(on_delta) {
     if (!request.ignore_eos) end_ids_.push_back(end_token);
@@ -33,9 +41,11 @@ class Reply {
   // Chooses the next token from `logits` and takes it. The value is the token.
   Result<int32_t> choose(std::span<const float> logits) {
     const auto n = static_cast<int64_t>(out_.token_ids.size());
-    const std::span<const int32_t> banned = n < request_.min_tokens ? std::span<const int32_t>(end_ids_) : std::span<const int32_t>();
+    row_.assign(logits.begin(), logits.end());
+    mask(masked_);
+    if (n < request_.min_tokens) mask(end_ids_);
     const int64_t position = static_cast<int64_t>(request_.prompt_ids.size()) + n;
-    ASSIGN_OR_RETURN(const int32_t id, choose_token(logits, request_.sampling, position, banned));
+    ASSIGN_OR_RETURN(const int32_t id, choose_token(row_, request_.sampling, position));
     take(id);
     return id;
   }
@@ -51,8 +61,14 @@ class Reply {
   }
 
  private:
+  void mask(std::span<const int32_t> ids) {
+    for (const int32_t id : ids) {
+      if (id >= 0 && static_cast<size_t>(id) < row_.size()) row_[static_cast<size_t>(id)] = -std::numeric_limits<float>::infinity();
+    }
+  }
+
   void take(int32_t id) {
-    if (std::find(end_ids_.begin(), end_ids_.end(), id) != end_ids_.end()) {
+    if (contains(end_ids_, id)) {
       if (id != end_token_) out_.stop_token = id;
       return end(FinishReason::kStop);
     }
@@ -78,6 +94,8 @@ class Reply {
   ReplyStream stream_;
   const int32_t end_token_;
   std::vector<int32_t> end_ids_;
+  const std::span<const int32_t> masked_;
+  std::vector<float> row_;
   const int64_t limit_;
   const DeltaSink& on_delta_;
   Generation out_;
@@ -92,11 +110,15 @@ std::span<const float> row_of(const Tensor& logits, size_t row, int32_t n_ids) {
 
 // One draft round after `anchor`: checks the guesses in one forward pass and leaves `session` with exactly the accepted rows fed.
 // Returns the next anchor.
-Result<int32_t> draft_round(Session& session, int32_t anchor, int64_t room, int32_t n_ids, Reply& reply) {
+Result<int32_t> draft_round(Session& session, int32_t anchor, int64_t room, int32_t n_ids,
+                            std::span<const int32_t> placeholders, Reply& reply) {
   std::vector<int32_t> guesses;
   if (room > 0) {
     ASSIGN_OR_RETURN(guesses, session.draft(anchor));
   }
+  // What cannot be fed cannot be right, nor can what follows it.
+  const auto is_unusable = [&](int32_t id) { return id < 0 || id >= n_ids || contains(placeholders, id); };
+  guesses.erase(std::find_if(guesses.begin(), guesses.end(), is_unusable), guesses.end());
   if (static_cast<int64_t>(guesses.size()) > room) guesses.resize(static_cast<size_t>(room));
   std::vector<int32_t> rows = {anchor};
   rows.insert(rows.end(), guesses.begin(), guesses.end());
@@ -137,6 +159,12 @@ Result<std::unique_ptr<Engine>> Engine::create(std::shared_ptr<LanguageModel> mo
   engine->context_ = options.context > 0 ? options.context : std::min(model->max_context(), kDefaultContext);
   engine->prefill_chunk_ = options.prefill_chunk;
   engine->end_token_ = *end_token;
+  engine->placeholders_ = model->placeholder_ids();
+  engine->chat_masked_ = engine->placeholders_;
+  for (int32_t id = 0; id < tokenizer->n_tokens(); ++id) {
+    const bool is_allowed = std::find(kChatTokens.begin(), kChatTokens.end(), tokenizer->id_to_token(id)) != kChatTokens.end();
+    if (tokenizer->is_added(id) && !is_allowed) engine->chat_masked_.push_back(id);
+  }
   engine->model_ = std::move(model);
   engine->tokenizer_ = std::move(tokenizer);
   return engine;
@@ -152,6 +180,10 @@ Result<Generation> Engine::generate(const GenerationRequest& request, const Delt
       return invalid_argument("prompt: token " + std::to_string(i) + " is " + std::to_string(prompt[i]) + "; expected 0 to " +
                               std::to_string(model_->vocab() - 1));
     }
+    if (contains(placeholders_, prompt[i])) {
+      return invalid_argument("prompt: token " + std::to_string(i) + " is " + std::to_string(prompt[i]) +
+                              ", the place of an image; only text is served");
+    }
   }
   if (n_prompt >= context_) {
     return resource_exhausted("prompt: has " + std::to_string(n_prompt) + " tokens; the context holds " +
@@ -162,7 +194,8 @@ Result<Generation> Engine::generate(const GenerationRequest& request, const Delt
   const int32_t n_ids = tokenizer_->n_tokens();
   const bool draft = request.draft && model_->can_draft();
 
-  Reply reply(request, *tokenizer_, end_token_, limit, on_delta);
+  const std::vector<int32_t>& masked = request.format == ReplyFormat::kChat ? chat_masked_ : placeholders_;
+  Reply reply(request, *tokenizer_, end_token_, masked, limit, on_delta);
   const auto start = std::chrono::steady_clock::now();
   ASSIGN_OR_RETURN(std::unique_ptr<Session> session, model_->open_session(draft));
   Tensor logits;
@@ -189,7 +222,7 @@ Result<Generation> Engine::generate(const GenerationRequest& request, const Delt
     if (draft) {
       // A guess is worth checking only if the token chosen after it still fits.
       const int64_t remaining = limit - static_cast<int64_t>(reply.out().token_ids.size());
-      ASSIGN_OR_RETURN(anchor, draft_round(*session, anchor, remaining - 1, n_ids, reply));
+      ASSIGN_OR_RETURN(anchor, draft_round(*session, anchor, remaining - 1, n_ids, placeholders_, reply));
     } else {
       ASSIGN_OR_RETURN(logits, session->feed({&anchor, 1}, false));
       ASSIGN_OR_RETURN(anchor, reply.choose(row_of(logits, 0, n_ids)));

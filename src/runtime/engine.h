@@ -2,12 +2,13 @@
 //
 // The result depends on (prompt, parameters, seed) only: not on prefill_chunk, not on drafting, not on the number of threads.
 // A draft round feeds the last chosen token and the guesses together, chooses from each row exactly as without drafts, and
-// takes back the rows after the first wrong guess. Source: docs/api.md, "Generation"; DSpark: docs in model/drafter.h.
+// takes back the rows after the first wrong guess. Placeholders of images are never chosen, and in chats no added token but
+// the end token, <think>, </think> and the tool sentinel. Source: docs/api.md, "Generation"; DSpark: model/drafter.h.
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <memory>
+#include <vector>
 
 #include "base/thread_pool.h"
 #include "runtime/generation.h"
@@ -44,6 +45,8 @@ class Engine : public TextGenerator {
   int64_t context_ = 0;
   int64_t prefill_chunk_ = 0;
   int32_t end_token_ = 0;
+  std::vector<int32_t> placeholders_;  // never fed, never chosen
+  std::vector<int32_t> chat_masked_;   // never chosen in chats; contains placeholders_
 };
 
 }  // namespace espalier

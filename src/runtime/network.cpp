@@ -78,6 +78,10 @@ class Network : public LanguageModel {
 
   int64_t vocab() const override { return model_->config().vocab; }
   int64_t max_context() const override { return model_->config().max_positions; }
+  std::vector<int32_t> placeholder_ids() const override {
+    const int32_t image = model_->config().image_token_id;
+    return image >= 0 ? std::vector<int32_t>{image} : std::vector<int32_t>();
+  }
   bool can_draft() const override { return !model_->stages.empty(); }
   Result<std::unique_ptr<Session>> open_session(bool with_drafter) override {
     return std::unique_ptr<Session>(

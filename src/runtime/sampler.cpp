@@ -62,16 +62,7 @@ double gumbel(uint64_t seed, int64_t position, int32_t id) {
 
 }  // namespace
 
-int32_t argmax(std::span<const float> logits) {
-  size_t best = 0;
-  for (size_t i = 1; i < logits.size(); ++i) {
-    if (logits[i] > logits[best]) best = i;
-  }
-  return static_cast<int32_t>(best);
-}
-
-Result<int32_t> choose_token(std::span<const float> logits, const SamplingParams& params, int64_t position,
-                             std::span<const int32_t> banned) {
+Result<int32_t> choose_token(std::span<const float> logits, const SamplingParams& params, int64_t position) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   for (size_t i = 0; i < logits.size(); ++i) {
     if (std::isnan(logits[i]) || logits[i] == kInfinity) {
@@ -79,12 +70,9 @@ Result<int32_t> choose_token(std::span<const float> logits, const SamplingParams
                             std::to_string(position) + " is not finite; run 'espalier logits' on the same prompt");
     }
   }
-  const auto is_allowed = [&](size_t i) {
-    return logits[i] != -kInfinity && std::find(banned.begin(), banned.end(), static_cast<int32_t>(i)) == banned.end();
-  };
   int64_t best = -1;
   for (size_t i = 0; i < logits.size(); ++i) {
-    if ((best < 0 || logits[i] > logits[static_cast<size_t>(best)]) && is_allowed(i)) best = static_cast<int64_t>(i);
+    if (logits[i] > (best < 0 ? -kInfinity : logits[static_cast<size_t>(best)])) best = static_cast<int64_t>(i);
   }
   if (best < 0) {
     return internal_error("sampler: no token is left to choose from at position " + std::to_string(position));
@@ -95,7 +83,7 @@ Result<int32_t> choose_token(std::span<const float> logits, const SamplingParams
   std::vector<Candidate> candidates;
   candidates.reserve(logits.size());
   for (size_t i = 0; i < logits.size(); ++i) {
-    if (!is_allowed(i)) continue;
+    if (logits[i] == -kInfinity) continue;
     const double scaled = static_cast<double>(logits[i]) / params.temperature;
     candidates.push_back({static_cast<int32_t>(i), std::exp(scaled - max_scaled), scaled});
   }

@@ -1,6 +1,6 @@
 // Chooses one token from one row of logits: greedy, or keyed Gumbel-max sampling over a filtered set.
 //
-// Order: NaN check, banned ids, greedy (arg-max, lowest id on ties), else temperature, top_k, top_p, min_p, draw.
+// Order: NaN check, greedy (arg-max, lowest id on ties), else temperature, top_k, top_p, min_p, draw.
 // A draw is a pure function of (logits, parameters, position): the same seed and prompt give the same reply whatever the
 // chunking or drafting, and greedy choices depend on no sampling parameter. Source: docs/api.md, "Sampling".
 #pragma once
@@ -24,17 +24,12 @@ inline constexpr double kGreedyTemperature = 1e-5;
 
 inline bool is_greedy(const SamplingParams& params) { return params.temperature < kGreedyTemperature; }
 
-// Index of the largest logit, the lowest one on ties. `logits` must not be empty and holds no NaN.
-int32_t argmax(std::span<const float> logits);
-
 // Chooses a token.
 //
-// logits    [vocab]:f32   raw; -inf entries are never chosen
+// logits    [vocab]:f32   -inf entries are never chosen: masked tokens
 // position  absolute index in the sequence of the token being chosen
-// banned    ids that may not be chosen (for example EOS before min_tokens)
 // Errors: internal when a logit is NaN or +inf, or when nothing is left to choose from.
 // Threads: pure.   Cost: O(vocab), plus O(kept * log vocab) with top_k or top_p.
-Result<int32_t> choose_token(std::span<const float> logits, const SamplingParams& params, int64_t position,
-                             std::span<const int32_t> banned = {});
+Result<int32_t> choose_token(std::span<const float> logits, const SamplingParams& params, int64_t position);
 
 }  // namespace espalier

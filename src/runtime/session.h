@@ -42,6 +42,8 @@ class LanguageModel {
   virtual int64_t vocab() const = 0;
   // Longest sequence the model was made for.
   virtual int64_t max_context() const = 0;
+  // Ids that stand for something else than text (image placeholders): they can neither be fed nor chosen.
+  virtual std::vector<int32_t> placeholder_ids() const { return {}; }
   virtual bool can_draft() const { return false; }
   // Threads: sessions of one model may be used from one thread at a time.
   virtual Result<std::unique_ptr<Session>> open_session(bool with_drafter) = 0;

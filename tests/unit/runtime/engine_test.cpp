@@ -34,7 +34,7 @@ Guesser spoiled_guesser(const Rule& rule) {
     std::vector<int32_t> history(known.begin(), known.end());
     std::vector<int32_t> guesses;
     for (int i = 0; i < 5; ++i) {
-      int32_t id = argmax(rule(history));
+      int32_t id = largest(rule(history));
       if ((history.size() + static_cast<size_t>(id)) % 3 == 0) id = (id + 1) % 500;
       guesses.push_back(id);
       history.push_back(id);
@@ -103,7 +103,7 @@ TEST(Engine, right_guesses_save_forward_passes) {
   const Rule rule = hash_rule(kVocab);
   const auto model = std::make_shared<SmallModel>(kVocab, rule, [rule](std::span<const int32_t> known) {
     std::vector<int32_t> history(known.begin(), known.end());
-    for (int i = 0; i < 5; ++i) history.push_back(argmax(rule(history)));
+    for (int i = 0; i < 5; ++i) history.push_back(largest(rule(history)));
     return std::vector<int32_t>(history.end() - 5, history.end());
   });
   GenerationRequest request = request_of({0, 5, 6}, 61);
@@ -183,6 +183,38 @@ TEST(Engine, ids_that_the_tokenizer_does_not_know_are_never_chosen) {
   };
   const Generation made = must(engine_of(std::make_shared<SmallModel>(wide, rule))->generate(request_of({0}, 3), {}, {}));
   EXPECT_EQ(made.token_ids, std::vector<int32_t>(3, 40));
+}
+
+TEST(Engine, placeholders_are_refused_in_prompts_never_chosen_and_never_fed_as_guesses) {
+  const Rule rule = [](std::span<const int32_t> history) {
+    std::vector<float> row(kVocab, 0.0f);
+    row[511] = 50.0f;
+    row[40 + history.size() % 2] = 1.0f;
+    return row;
+  };
+  const auto model = std::make_shared<SmallModel>(kVocab, rule, [](std::span<const int32_t>) { return std::vector<int32_t>{511, 40}; });
+  model->placeholders = {511};
+  const auto engine = engine_of(model);
+  GenerationRequest request = request_of({0}, 4);
+  request.draft = true;
+  EXPECT_EQ(must(engine->generate(request, {}, {})).token_ids, (std::vector<int32_t>{41, 40, 41, 40}));
+  EXPECT_EQ(model->counts.max_rows, 1) << "the placeholder was fed";
+  EXPECT_EQ(engine->generate(request_of({0, 511}, 1), {}, {}).status().code(), StatusCode::kInvalidArgument);
+}
+
+TEST(Engine, chats_never_hold_role_tokens_but_raw_replies_may) {
+  const int32_t user = *golden_tokenizer()->id_of("<｜User｜>");
+  const int32_t close = *golden_tokenizer()->id_of("</think>");
+  const auto engine = engine_of(std::make_shared<SmallModel>(kVocab, script_rule(kVocab, 1, {user, close, user})));
+  GenerationRequest request = request_of({0}, 3);
+  EXPECT_EQ(must(engine->generate(request, {}, {})).token_ids, (std::vector<int32_t>{user, close, user}));
+  request.format = ReplyFormat::kChat;
+  request.ignore_eos = true;
+  const std::vector<int32_t> ids = must(engine->generate(request, {}, {})).token_ids;
+  ASSERT_EQ(ids.size(), 3u);
+  EXPECT_NE(ids[0], user);
+  EXPECT_EQ(ids[1], close);
+  EXPECT_NE(ids[2], user);
 }
 
 TEST(Engine, options_that_do_not_fit_the_model_are_refused) {

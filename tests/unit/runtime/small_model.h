@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
@@ -15,6 +16,10 @@
 #include "text/tokenizer.h"
 
 namespace espalier {
+
+inline int32_t largest(const std::vector<float>& row) {
+  return static_cast<int32_t>(std::max_element(row.begin(), row.end()) - row.begin());
+}
 
 using Rule = std::function<std::vector<float>(std::span<const int32_t> history)>;
 using Guesser = std::function<std::vector<int32_t>(std::span<const int32_t> history_and_anchor)>;
@@ -73,12 +78,14 @@ class SmallModel : public LanguageModel {
 
   int64_t vocab() const override { return vocab_; }
   int64_t max_context() const override { return 4096; }
+  std::vector<int32_t> placeholder_ids() const override { return placeholders; }
   bool can_draft() const override { return guesser_ != nullptr; }
   Result<std::unique_ptr<Session>> open_session(bool) override {
     return std::unique_ptr<Session>(std::make_unique<SmallSession>(rule_, guesser_, &counts));
   }
 
   FeedCounts counts;
+  std::vector<int32_t> placeholders;
 
  private:
   int64_t vocab_;
