@@ -20,7 +20,7 @@ constexpr int kMaxRetries = 10;
 
 Status check_request(const float* weight, int64_t k, int64_t n, const QuantizeOptions& options) {
   if (k <= 0 || n <= 0 || k % kBlock != 0 || n % kBlock != 0) {
-    return invalid_argument(options.name + ": expected dimensions that are multiples of 128, found [" + std::to_string(k) +
+    return failed_precondition(options.name + ": expected dimensions that are multiples of 128, found [" + std::to_string(k) +
                             ", " + std::to_string(n) + "]; leave the matrix unquantized or pad it");
   }
   if (!is_width(options.k2)) {
@@ -38,7 +38,7 @@ Status check_request(const float* weight, int64_t k, int64_t n, const QuantizeOp
   }
   for (int64_t i = 0; i < k * n; ++i) {
     if (!std::isfinite(weight[i])) {
-      return invalid_argument(options.name + ": weight[" + std::to_string(i / n) + ", " + std::to_string(i % n) + "] is " +
+      return data_loss(options.name + ": weight[" + std::to_string(i / n) + ", " + std::to_string(i % n) + "] is " +
                               (std::isnan(weight[i]) ? "NaN" : "infinite") + "; expected finite weights, check the checkpoint");
     }
   }
@@ -49,12 +49,12 @@ Status check_hessian(const double* hessian, int64_t k, const std::string& name) 
   for (int64_t i = 0; i < k; ++i) {
     for (int64_t j = 0; j < k; ++j) {
       if (!std::isfinite(hessian[i * k + j])) {
-        return invalid_argument(name + ": Hessian[" + std::to_string(i) + ", " + std::to_string(j) +
+        return data_loss(name + ": Hessian[" + std::to_string(i) + ", " + std::to_string(j) +
                                 "] is not finite; the calibration activations overflowed");
       }
     }
     if (hessian[i * k + i] < 0) {
-      return invalid_argument(name + ": Hessian[" + std::to_string(i) + ", " + std::to_string(i) +
+      return data_loss(name + ": Hessian[" + std::to_string(i) + ", " + std::to_string(i) +
                               "] is negative; expected X^T X");
     }
   }
@@ -189,7 +189,7 @@ Result<QuantizedMatrix> quantize_matrix(const float* weight, int64_t k, int64_t 
   std::vector<double> factor = rotated_hessian(h, k, result.damping, scales);
   for (int retry = 0; !cholesky_upper(factor.data(), k, pool); ++retry) {
     if (retry == kMaxRetries) {
-      return invalid_argument(options.name + ": the Hessian is not positive definite even with damping " +
+      return failed_precondition(options.name + ": the Hessian is not positive definite even with damping " +
                               std::to_string(result.damping) + " of its mean diagonal; expected X^T X of finite activations");
     }
     result.damping += std::max(2 * options.damping, 0.01);

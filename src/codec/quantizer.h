@@ -30,7 +30,7 @@ struct QuantizeOptions {
 
 enum class HessianUse : uint8_t {
   kCalibrated,  // the given Hessian
-  kNone,        // none was given: identity, no feedback between rows
+  kNone,        // none was given: the identity stands in
   kEmpty,       // the given one is zero (no tokens): treated as none
 };
 // "calibrated", "none", "empty".
@@ -48,8 +48,9 @@ struct QuantizedMatrix {
 
 // weight   [k, n]:f32 row-major (in, out), k and n multiples of 128
 // hessian  [k, k]:f64 symmetric, any positive scale; null: none
-// Errors: invalid_argument naming options.name: bad dimensions or width, NaN/Inf in the weight (row and column) or in the
-// Hessian, negative diagonal, weights too large for fp16 scales, a Hessian that no damping makes positive definite.
+// Errors, all naming options.name: data_loss for NaN or infinity in the weight or the Hessian (with row and column) or a negative
+// diagonal; failed_precondition for dimensions that are not multiples of 128, weights too large for fp16 scales, or a Hessian that
+// no damping makes positive definite; invalid_argument for a bad option; unimplemented for a half-bit width.
 // Threads: over column strips.
 Result<QuantizedMatrix> quantize_matrix(const float* weight, int64_t k, int64_t n, const double* hessian,
                                         const QuantizeOptions& options, ThreadPool& pool);

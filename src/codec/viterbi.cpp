@@ -16,7 +16,11 @@ namespace espalier::codec {
 namespace {
 
 constexpr int kHalf = kTileSize / 2;
-constexpr int kRenormalisePeriod = 16;  // steps between subtractions of the minimum from 16-bit costs
+
+// 16-bit costs: the minimum is subtracted every so many steps. By then it may have used half of the range at most; beyond that,
+// nodes that matter could have met the other end. Long enough that every node has been reached from a single start node.
+constexpr int renormalise_period(int width) { return width >= 5 ? 4 : 16; }
+constexpr uint16_t kMostPerPeriod = 32768;
 
 // Codes in state order (for the trace back) and in the order the steps read them.
 struct CodeTables {
@@ -81,7 +85,7 @@ struct IntegerCosts {
   void step(const T* prev, T* next, C w) const { kernels.step16[width](prev, next, tables.ordered16.data(), w); }
   T cost(T prev, int state, C w) const { return saturating_add(prev, integer_error(width, code(state), w)); }
   bool is_exact(int state, C w) const { return !is_inexact(width, code(state), w) && w > -32767 && w < 32767; }
-  void renormalise(T* costs, int size) const { kernels.subtract_minimum16(costs, size); }
+  bool renormalise(T* costs, int size) const { return kernels.subtract_minimum16(costs, size) <= kMostPerPeriod; }
 };
 
 struct FloatCosts {
@@ -98,7 +102,7 @@ struct FloatCosts {
   void step(const T* prev, T* next, C w) const { kernels.step32[width](prev, next, tables.ordered32.data(), w); }
   T cost(T prev, int state, C w) const { return prev + float_error(code(state), w); }
   bool is_exact(int, C) const { return true; }
-  void renormalise(T*, int) const {}
+  bool renormalise(T*, int) const { return true; }
 };
 
 // Per-thread memory of cost vectors, 64-byte aligned, grown on demand and reused by every tile.
@@ -135,6 +139,7 @@ bool search(const Costs& costs, const float* tile, uint16_t* states) {
   using C = typename Costs::C;
   const int width = costs.width;
   const int n_nodes = 65536 >> width;
+  const int period = renormalise_period(width);
   const size_t row = static_cast<size_t>(n_nodes);
   T* const rows = scratch<T>(kTileSize, row);  // row 0 is the start vector, row i the costs after step i-1
   C w[kTileSize];
@@ -147,7 +152,7 @@ bool search(const Costs& costs, const float* tile, uint16_t* states) {
   for (int i = 0; i < kTileSize; ++i) {
     T* next = i < kHalf - 1 ? rows + (1 + i % 2) * row : rows + (i - kHalf + 4) * row;  // rows 3..131 keep steps 127..255
     costs.step(prev, next, w[(i + kHalf) % kTileSize]);
-    if (i % kRenormalisePeriod == kRenormalisePeriod - 1) costs.renormalise(next, n_nodes);
+    if (i % period == period - 1 && !costs.renormalise(next, n_nodes)) return false;
     prev = next;
   }
   int node = 0;
@@ -165,7 +170,7 @@ bool search(const Costs& costs, const float* tile, uint16_t* states) {
   for (int p = 0; p < kTileSize - 1; ++p) {
     T* next = rows + static_cast<size_t>(p + 1) * row;
     costs.step(next - row, next, w[p]);
-    if (p % kRenormalisePeriod == kRenormalisePeriod - 1) costs.renormalise(next, n_nodes);
+    if (p % period == period - 1 && !costs.renormalise(next, n_nodes)) return false;
   }
   node = boundary;
   bool is_exact = true;

@@ -24,7 +24,7 @@ struct StepKernels {
   int lanes32 = 1;
   Step16 step16[9] = {};  // by K, 1..8
   Step32 step32[9] = {};
-  void (*subtract_minimum16)(uint16_t* costs, int size) = nullptr;  // costs -= min(costs)
+  uint16_t (*subtract_minimum16)(uint16_t* costs, int size) = nullptr;  // costs -= min(costs); returns it
 };
 
 // Where state s sits in the table that a step reads front to back.

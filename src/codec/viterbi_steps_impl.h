@@ -76,7 +76,7 @@ void step_by_nodes(const typename Lanes::T* prev, typename Lanes::T* next, const
 }
 
 template <typename Lanes>
-void subtract_minimum(typename Lanes::T* costs, int size) {
+typename Lanes::T subtract_minimum(typename Lanes::T* costs, int size) {
   constexpr int kLanes = Lanes::kLanes;
   typename Lanes::V low = Lanes::load(costs);
   for (int i = kLanes; i < size; i += kLanes) low = Lanes::min(low, Lanes::load(costs + i));
@@ -86,6 +86,7 @@ void subtract_minimum(typename Lanes::T* costs, int size) {
   for (int i = 1; i < kLanes; ++i) least = values[i] < least ? values[i] : least;
   const typename Lanes::V amount = Lanes::broadcast(least);
   for (int i = 0; i < size; i += kLanes) Lanes::store(costs + i, Lanes::subtract(Lanes::load(costs + i), amount));
+  return least;
 }
 
 template <typename Lanes16, typename Lanes32>

@@ -157,7 +157,7 @@ Result<WeightScales> choose_scales(const float* weight, int64_t k, int64_t n, co
     for (size_t i = 0; i < values.size(); ++i) {
       const double shifted = std::ldexp(values[i], shift);
       if (!(shifted <= 65504.0)) {
-        return invalid_argument(name + ": weights too large for fp16 scales (row or column " + std::to_string(i) +
+        return failed_precondition(name + ": weights too large for fp16 scales (row or column " + std::to_string(i) +
                                 " needs " + std::to_string(shifted) + ", at most 65504); divide the weights by a power of two");
       }
       const uint16_t magnitude = encode_f16(static_cast<float>(shifted));

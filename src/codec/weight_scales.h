@@ -28,7 +28,7 @@ struct WeightScales {
 double best_spread(Codebook codebook, int k2);
 
 // weight [k, n] finite; diagonal [k] of the damped Hessian, positive. `spread`: wanted rms in codebook units.
-// Errors: invalid_argument when the magnitudes do not fit fp16 scales.
+// Errors: failed_precondition when the magnitudes do not fit fp16 scales.
 Result<WeightScales> choose_scales(const float* weight, int64_t k, int64_t n, const double* diagonal, double spread,
                                    uint64_t seed, const std::string& name);
 
