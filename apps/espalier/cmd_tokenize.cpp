@@ -15,7 +15,7 @@ namespace espalier::app {
 namespace {
 
 struct TokenizeOptions {
-  std::string model, text, file;
+  std::string model, text, file, chat;
   std::vector<int32_t> ids;
   bool plain = false;
   bool add_template = false;
@@ -109,7 +109,7 @@ Result<int> run_detokenize(const TokenizeOptions& options, bool json) {
     for (size_t i = 0; i < lines.size(); ++i) {
       const std::string where = "'" + options.file + "' line " + std::to_string(i + 1);
       ASSIGN_OR_RETURN(const std::vector<int32_t> ids, ids_of_line(lines[i], where));
-      if (Status status = tokenizer.check_ids(ids); !status.ok()) return std::move(status).with_context(where);
+      if (const Status status = tokenizer.check_ids(ids); !status.ok()) return data_loss(where + ": " + status.message());
       document["text"].push_back(tokenizer.decode(ids, options.skip_special));
       if (!json) std::printf("%s\n", dump_json(document["text"].back()).c_str());
     }
@@ -118,22 +118,36 @@ Result<int> run_detokenize(const TokenizeOptions& options, bool json) {
   return 0;
 }
 
+Result<RenderedPrompt> render(const Tokenizer& tokenizer, const Json& body, bool parse_special, const std::string& where) {
+  auto chat = parse_chat_json(body);
+  if (!chat.ok()) return data_loss(where + ": " + chat.error().message());
+  chat->parse_special_in_content = parse_special;
+  return render_chat(tokenizer, *chat);
+}
+
 Result<int> run_render(const TokenizeOptions& options, bool json) {
   ASSIGN_OR_RETURN(const Tokenizer tokenizer, open_tokenizer(options.model));
-  ASSIGN_OR_RETURN(const std::string body, read_text_file(options.file));
-  auto chat = parse_chat(body);
-  if (!chat.ok()) return data_loss("'" + options.file + "': " + chat.error().message());
-  chat->parse_special_in_content = options.parse_special;
-  ASSIGN_OR_RETURN(const RenderedPrompt rendered, render_chat(tokenizer, *chat));
   Json document;
-  document["prompt"] = rendered.text;
-  document["ids"] = rendered.ids;
-  if (json) {
-    print_json(dump_json(document));
+  if (!options.chat.empty()) {
+    ASSIGN_OR_RETURN(const Json body, read_json_file(options.chat));
+    ASSIGN_OR_RETURN(const RenderedPrompt prompt, render(tokenizer, body, options.parse_special, "'" + options.chat + "'"));
+    document = {{"prompt", prompt.text}, {"ids", prompt.ids}};
+    if (!json) {
+      std::printf("%s\n", prompt.text.c_str());
+      print_ids(document["ids"]);
+    }
   } else {
-    std::printf("%s\n", rendered.text.c_str());
-    print_ids(document["ids"]);
+    ASSIGN_OR_RETURN(const std::vector<Json> lines, read_json_lines(options.file));
+    document = {{"prompt", Json::array()}, {"ids", Json::array()}};
+    for (size_t i = 0; i < lines.size(); ++i) {
+      const std::string where = "'" + options.file + "' line " + std::to_string(i + 1);
+      ASSIGN_OR_RETURN(const RenderedPrompt prompt, render(tokenizer, lines[i], options.parse_special, where));
+      document["prompt"].push_back(prompt.text);
+      document["ids"].push_back(prompt.ids);
+      if (!json) std::printf("%s\n", dump_json(document["prompt"].back()).c_str());
+    }
   }
+  if (json) print_json(dump_json(document));
   return 0;
 }
 
@@ -146,25 +160,29 @@ void add_tokenize(CommandTable& table) {
     return run_tokenize(*options, context.common.json);
   });
   tokenize->add_option("MODEL", options->model, "Model folder, 'pocket', or a tokenizer.json")->required();
-  auto* text = tokenize->add_option("TEXT", options->text, "The text");
-  auto* file = tokenize->add_option("--file", options->file, "Read texts from a file, one JSON string a line")->excludes(text);
+  auto* source = tokenize->add_option_group("text")->require_option(1);
+  source->add_option("TEXT", options->text, "The text");
+  source->add_option("--file", options->file, "Read texts from a file, one JSON string a line");
+  source->add_flag("--engram-map", options->engram_map, "Print the Engram class of every token instead");
   tokenize->add_flag("--plain", options->plain, "Markers such as <think> in the text are ordinary text");
   tokenize->add_flag("--template", options->add_template, "Add what the file's post-processor puts around a text");
-  tokenize->add_flag("--engram-map", options->engram_map, "Print the Engram class of every token instead")->excludes(text)->excludes(file);
 
   CLI::App* detokenize = table.add("detokenize", "Text of token ids", [options](CommandContext& context) {
     return run_detokenize(*options, context.common.json);
   });
   detokenize->add_option("MODEL", options->model, "Model folder, 'pocket', or a tokenizer.json")->required();
-  auto* ids = detokenize->add_option("IDS", options->ids, "Token ids");
-  detokenize->add_option("--file", options->file, "Read ids from a file, one JSON array a line")->excludes(ids);
+  auto* ids = detokenize->add_option_group("ids")->require_option(1);
+  ids->add_option("IDS", options->ids, "Token ids");
+  ids->add_option("--file", options->file, "Read ids from a file, one JSON array a line");
   detokenize->add_flag("--skip-special", options->skip_special, "Leave special tokens out");
 
   CLI::App* render = table.add("render", "Prompt text and ids of a conversation", [options](CommandContext& context) {
     return run_render(*options, context.common.json);
   });
   render->add_option("MODEL", options->model, "Model folder, 'pocket', or a tokenizer.json")->required();
-  render->add_option("--chat", options->file, "A chat-completions body or its messages array")->required();
+  auto* chat = render->add_option_group("conversation")->require_option(1);
+  chat->add_option("--chat", options->chat, "A chat-completions body or its messages array");
+  chat->add_option("--file", options->file, "Read conversations from a file, one a line");
   render->add_flag("--parse-special", options->parse_special,
                    "Markers spelled inside messages become tokens, as in the reference encoder");
 }

@@ -165,11 +165,9 @@ Result<ChatMessage> parse_message(const Json& message, const std::string& where)
   return out;
 }
 
-// Where request-level tools and schemas go: the first system message, or an empty one at the start.
-ChatMessage& first_system(std::vector<ChatMessage>& messages) {
-  for (ChatMessage& message : messages) {
-    if (message.role == ChatRole::kSystem) return message;
-  }
+// Where request-level tools and schemas go: a system message at the start, an empty one when there is none.
+ChatMessage& leading_system(std::vector<ChatMessage>& messages) {
+  if (messages.front().role == ChatRole::kSystem) return messages.front();
   ChatMessage system;
   system.role = ChatRole::kSystem;
   return *messages.insert(messages.begin(), system);
@@ -207,10 +205,10 @@ Result<ChatRequest> parse(const Json& body) {
   }
   ASSIGN_OR_RETURN(auto schema, parse_response_schema(body));
   if (!tools.empty()) {
-    auto& own = first_system(request.messages).tools;
+    auto& own = leading_system(request.messages).tools;
     own.insert(own.end(), tools.begin(), tools.end());
   }
-  if (schema) first_system(request.messages).schema = std::move(schema);
+  if (schema) leading_system(request.messages).schema = std::move(schema);
   return request;
 }
 

@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
+#include "base/file.h"
 #include "unit/text/test_tokenizer.h"
 
 namespace espalier {
@@ -130,6 +132,20 @@ TEST(ChatExamples, e13_two_user_messages_are_one_turn) {
 TEST(ChatExamples, e14_action_task) {
   EXPECT_EQ(plain(R"([{"role":"user","content":"hi","task":"action"}])"),
             kBos + "<｜User｜>hi<｜Assistant｜></think><｜action｜>");
+}
+
+// Recorded by tests/oracle/chat_oracle.py --live --record from the vendor's deepseek-recipe 0.2.0.
+TEST(ChatExamples, prompts_equal_those_of_the_vendors_package) {
+  std::istringstream lines(read_text_file(ESPALIER_SOURCE_DIR "/tests/oracle/chat_vectors.jsonl").value());
+  int n = 0;
+  for (std::string line; std::getline(lines, line); ++n) {
+    const Json row = parse_json(line, "chat_vectors.jsonl").value();
+    static const Tokenizer tokenizer = small_tokenizer();
+    const RenderedPrompt got = render_chat(tokenizer, parse_chat_json(row["body"]).value()).value();
+    ASSERT_EQ(got.text, row["prompt"].get<std::string>()) << "line " << n + 1;
+    ASSERT_EQ(tokenizer.decode(got.ids), got.text) << "line " << n + 1;
+  }
+  EXPECT_GE(n, 100);
 }
 
 TEST(Chat, reasoning_is_kept_when_asked) {
