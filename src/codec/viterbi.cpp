@@ -115,21 +115,49 @@ T* scratch(size_t n_rows, size_t n_nodes) {
   return reinterpret_cast<T*>((address + 63) / 64 * 64);
 }
 
-// The winner among the branches into out-node `e`: smallest cost, then smallest branch.
+// Only every segment_steps(K)-th cost vector is kept; the trace back computes the few numbers in between again. This keeps the
+// vectors of a tile near the cache (2 MiB instead of 16 at K = 1). Divides kTileSize, kHalf and the renormalising period.
+constexpr int segment_steps(int width) { return width == 1 ? 8 : width == 2 ? 4 : width == 3 ? 2 : 1; }
+constexpr int kMostPaths = 256;  // 2^(K * segment_steps), the nodes from which a segment can reach a given node
+
+// The best path through one segment that ends in out-node `end`: `before` are the costs in front of its first step, w [steps] its
+// targets. Writes its states [steps] and returns the node it starts from. A path that ends in `end` passes j steps before it
+// through a node whose upper K*j bits are free and whose other bits are those of `end`, so the search is a small tree.
 template <typename Costs>
-int best_state(const Costs& costs, const typename Costs::T* prev, int e, typename Costs::C w) {
+int trace_segment(const Costs& costs, const typename Costs::T* before, int end, const typename Costs::C* w, int steps,
+                  uint16_t* states) {
+  using T = typename Costs::T;
   const int width = costs.width;
-  int best = e;
-  typename Costs::T least = costs.cost(prev[e >> width], e, w);
-  for (int q = 1; q < (1 << width); ++q) {
-    const int state = (q << (16 - width)) | e;
-    const typename Costs::T cost = costs.cost(prev[state >> width], state, w);
-    if (cost < least) {
-      least = cost;
-      best = state;
+  const int node_bits = 16 - width;
+  const auto node_of = [&](int depth, int upper) { return (upper << (node_bits - width * depth)) | (end >> (width * depth)); };
+  T cost[kMostPaths];
+  uint8_t winner[8][kMostPaths];  // by depth of the out-node, 0 = the end
+  for (int u = 0; u < (1 << (width * steps)); ++u) cost[u] = before[node_of(steps, u)];
+  for (int depth = steps - 1; depth >= 0; --depth) {  // the step into nodes `depth` steps before the end; in place, q = 0 first
+    const int n_upper = 1 << (width * depth);
+    const typename Costs::C target = w[steps - 1 - depth];
+    for (int u = 0; u < n_upper; ++u) {
+      const int node = node_of(depth, u);
+      T least = costs.cost(cost[u], node, target);
+      uint8_t best = 0;
+      for (int q = 1; q < (1 << width); ++q) {
+        const T candidate = costs.cost(cost[q * n_upper + u], (q << node_bits) | node, target);
+        if (candidate < least) {
+          least = candidate;
+          best = static_cast<uint8_t>(q);
+        }
+      }
+      cost[u] = least;
+      winner[depth][u] = best;
     }
   }
-  return best;
+  int upper = 0;
+  for (int depth = 0; depth < steps; ++depth) {
+    const int q = winner[depth][upper];
+    states[steps - 1 - depth] = static_cast<uint16_t>((q << node_bits) | node_of(depth, upper));
+    upper |= q << (width * depth);
+  }
+  return node_of(steps, upper);
 }
 
 // Returns false when integer costs met a limit on the path, or the ring did not close.
@@ -140,17 +168,21 @@ bool search(const Costs& costs, const float* tile, uint16_t* states) {
   const int width = costs.width;
   const int n_nodes = 65536 >> width;
   const int period = renormalise_period(width);
+  const int segment = segment_steps(width);
   const size_t row = static_cast<size_t>(n_nodes);
-  T* const rows = scratch<T>(kTileSize, row);  // row 0 is the start vector, row i the costs after step i-1
+  T* const work = scratch<T>(static_cast<size_t>(2 + kTileSize / segment), row);  // two rows in turn, then the kept ones
+  T* const kept = work + 2 * row;                                                // kept[s]: costs before segment s
   C w[kTileSize];
   for (int p = 0; p < kTileSize; ++p) w[p] = costs.target(tile[p]);
 
-  // Pass 1: free start at position 128, on through 255 and 0, to 127. Only the second half is traced back, so the first half
-  // alternates between two rows.
-  std::memset(rows, 0, row * sizeof(T));
-  const T* prev = rows;
+  // Pass 1: free start at position 128, on through 255 and 0, to 127. Only positions 0..127 are traced back.
+  std::memset(work, 0, row * sizeof(T));
+  const T* prev = work;
   for (int i = 0; i < kTileSize; ++i) {
-    T* next = i < kHalf - 1 ? rows + (1 + i % 2) * row : rows + (i - kHalf + 4) * row;  // rows 3..131 keep steps 127..255
+    const int done = i + 1 - kHalf;  // steps beyond position 255
+    T* next = done >= 0 && done < kHalf && done % segment == 0 ? kept + static_cast<size_t>(done / segment) * row
+              : prev == work                                  ? work + row
+                                                              : work;
     costs.step(prev, next, w[(i + kHalf) % kTileSize]);
     if (i % period == period - 1 && !costs.renormalise(next, n_nodes)) return false;
     prev = next;
@@ -159,28 +191,28 @@ bool search(const Costs& costs, const float* tile, uint16_t* states) {
   for (int e = 1; e < n_nodes; ++e) {
     if (prev[e] < prev[node]) node = e;
   }
-  for (int p = kHalf - 1; p >= 0; --p) {  // the row before position p is the one of step 127 + p
-    node = best_state(costs, rows + (p + 3) * row, node, w[p]) >> width;
+  for (int s = kHalf / segment - 1; s >= 0; --s) {
+    node = trace_segment(costs, kept + static_cast<size_t>(s) * row, node, w + s * segment, segment, states);
   }
   const int boundary = node;
 
-  // Pass 2: from the boundary node back to it. The last step needs no vector: its out-node is known.
-  for (int e = 0; e < n_nodes; ++e) rows[e] = Costs::kForbidden;
-  rows[boundary] = 0;
-  for (int p = 0; p < kTileSize - 1; ++p) {
-    T* next = rows + static_cast<size_t>(p + 1) * row;
-    costs.step(next - row, next, w[p]);
+  // Pass 2: from the boundary node back to it. The last segment needs no vectors: its end is known.
+  for (int e = 0; e < n_nodes; ++e) kept[e] = Costs::kForbidden;
+  kept[boundary] = 0;
+  prev = kept;
+  for (int p = 0; p < kTileSize - segment; ++p) {
+    T* next = (p + 1) % segment == 0 ? kept + static_cast<size_t>((p + 1) / segment) * row : prev == work ? work + row : work;
+    costs.step(prev, next, w[p]);
     if (p % period == period - 1 && !costs.renormalise(next, n_nodes)) return false;
+    prev = next;
   }
-  node = boundary;
-  bool is_exact = true;
-  for (int p = kTileSize - 1; p >= 0; --p) {
-    const int state = best_state(costs, rows + static_cast<size_t>(p) * row, node, w[p]);
-    is_exact = is_exact && costs.is_exact(state, w[p]);
-    states[p] = static_cast<uint16_t>(state);
-    node = state >> width;
+  for (int s = kTileSize / segment - 1; s >= 0; --s) {
+    node = trace_segment(costs, kept + static_cast<size_t>(s) * row, node, w + s * segment, segment, states + s * segment);
   }
-  return is_exact && node == boundary;
+  for (int p = 0; p < kTileSize; ++p) {
+    if (!costs.is_exact(states[p], w[p])) return false;
+  }
+  return node == boundary;
 }
 
 void search_one_cut(const float* tile, const SearchOptions& options, uint16_t* states) {
