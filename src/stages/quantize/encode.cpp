@@ -140,7 +140,7 @@ struct ExpertsJob {
   std::vector<int32_t> sample;  // tokens for w2's prior
 };
 
-// Spec indices of one expert. Its three matrices have the same two dimensions, so all or none are quantizable.
+// Spec indices of one expert; -1: not in the job. Its three matrices have the same two dimensions, so all or none are quantizable.
 struct ExpertSpecs {
   int w1 = -1, w3 = -1, w2 = -1;
 };
@@ -172,6 +172,7 @@ Status encode_expert(const ExpertsJob& experts, const ExpertSpecs& at, int e, Ex
   const BlockJob& job = experts.job;
   ThreadPool& pool = job.context.pool;
   const ExpertTokens& routed = experts.routed[static_cast<size_t>(e)];
+  if (at.w1 < 0 || at.w3 < 0 || at.w2 < 0) return ok_status();
   std::vector<float> scale;
   for (float g : routed.weights) scale.push_back(routing_scale(g, job.settings.routing_exponent));
 
