@@ -1,5 +1,5 @@
-// Rounding of values to the released cache and activation formats, in place (quantise, dequantise). Exact rules, so the
-// reference and the fast form are one and the same. Source: model.md 3.2, 3.3.
+// Rounding of values to the released cache and activation formats, in place (quantise, dequantise). Exact rules: every
+// implementation gives the same bits, the reference (which goes through the codes) included. Source: model.md 3.2, 3.3.
 //
 // act  e4m3 codes, groups of 32, power-of-two scale:        activations of FP8 and FP4 linears, window keys
 // fp4  e2m1 codes, groups of 32, power-of-two (e8m0) scale: index queries and keys
@@ -24,7 +24,14 @@ struct FakeQuantParams {
 
 void fake_quant(ThreadPool& pool, const FakeQuantParams& p);
 
+// Values that share a scale.
+constexpr int64_t fake_quant_group(FakeQuantFormat format) { return format == FakeQuantFormat::kKv4 ? 16 : 32; }
+
 // x[i] = bf16(x[i]).
 void round_to_bf16(ThreadPool& pool, float* x, int64_t n);
+
+namespace reference {
+void fake_quant(const FakeQuantParams& p);
+}
 
 }  // namespace espalier::ops

@@ -9,6 +9,12 @@
 
 namespace espalier::ops {
 
+// 1/13! … 1/0!: the Taylor series of e^r for |r| <= ln(2)/2, highest power first.
+static constexpr int kExpTerms = 14;
+static constexpr double kExpCoefficients[kExpTerms] = {
+    1.0 / 6227020800.0, 1.0 / 479001600.0, 1.0 / 39916800.0, 1.0 / 3628800.0, 1.0 / 362880.0, 1.0 / 40320.0, 1.0 / 5040.0,
+    1.0 / 720.0,        1.0 / 120.0,       1.0 / 24.0,       1.0 / 6.0,       0.5,            1.0,           1.0};
+
 // e^x. Arguments below -708 give e^-708 (zero as a float), above 709 give e^709 (infinity as a float); NaN stays NaN.
 static inline double exp_d(double x) {
   x = x < -708.0 ? -708.0 : x;
@@ -17,20 +23,8 @@ static inline double exp_d(double x) {
   const double k = shifted - 0x1.8p52;
   double r = x - k * 0x1.62e42feep-1;                           // ln 2 in two parts; the first product is exact
   r = r - k * 0x1.a39ef35793c76p-33;
-  double p = 1.0 / 6227020800.0;
-  p = p * r + 1.0 / 479001600.0;
-  p = p * r + 1.0 / 39916800.0;
-  p = p * r + 1.0 / 3628800.0;
-  p = p * r + 1.0 / 362880.0;
-  p = p * r + 1.0 / 40320.0;
-  p = p * r + 1.0 / 5040.0;
-  p = p * r + 1.0 / 720.0;
-  p = p * r + 1.0 / 120.0;
-  p = p * r + 1.0 / 24.0;
-  p = p * r + 1.0 / 6.0;
-  p = p * r + 0.5;
-  p = p * r + 1.0;
-  p = p * r + 1.0;
+  double p = kExpCoefficients[0];
+  for (int i = 1; i < kExpTerms; ++i) p = p * r + kExpCoefficients[i];
   const uint64_t k_bits = __builtin_bit_cast(uint64_t, shifted) - __builtin_bit_cast(uint64_t, 0x1.8p52);
   return p * __builtin_bit_cast(double, (k_bits + 1023u) << 52);
 }

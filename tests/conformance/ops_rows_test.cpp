@@ -4,6 +4,7 @@
 
 #include "conformance/ops_cases.h"
 #include "ops/engram_gate.h"
+#include "ops/fake_quant.h"
 #include "ops/mhc.h"
 #include "ops/rms_norm.h"
 #include "ops/rope.h"
@@ -238,6 +239,43 @@ TEST(OpsEngramGate, all_tiers_give_equal_bits_and_agree_with_the_reference) {
         },
         [&](size_t) { return 4.0 * kEps; });
   }
+}
+
+TEST(OpsFakeQuant, every_implementation_gives_the_bits_of_the_reference) {
+  for (FakeQuantFormat format : {FakeQuantFormat::kAct, FakeQuantFormat::kFp4, FakeQuantFormat::kKv4}) {
+    for (float scale : {1e-30f, 1e-6f, 1e-3f, 1.0f, 77.0f, 1e5f}) {
+      for (const auto& [rows, d] : kSizes) {
+        std::vector<float> x = random_floats("x" + std::to_string(scale), rows * d, scale);
+        // Ties of both formats: eighths of the largest value's power of two.
+        for (size_t i = 0; i < x.size(); i += 2) x[i] = scale * std::round(x[i] / scale * 64.0f) / 64.0f;
+        expect_conformance(
+            "fake_quant of values up to " + std::to_string(scale),
+            [&](ThreadPool& pool) {
+              std::vector<float> y = x;
+              fake_quant(pool, {y.data(), rows, d, format});
+              return y;
+            },
+            [&](size_t) { return 0.0; });
+      }
+    }
+  }
+  // Every tie and every code, by way of a group whose scale is 1.
+  std::vector<float> x;
+  for (int i = -96; i <= 96; ++i) x.push_back(static_cast<float>(i) / 16.0f);
+  while (x.size() % 31 != 0) x.push_back(0.0f);
+  std::vector<float> grouped;
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (i % 31 == 0) grouped.push_back(6.0f);
+    grouped.push_back(x[i]);
+  }
+  expect_conformance(
+      "fp4 ties",
+      [&](ThreadPool& pool) {
+        std::vector<float> y = grouped;
+        fake_quant(pool, {y.data(), 1, static_cast<int64_t>(y.size()), FakeQuantFormat::kFp4});
+        return y;
+      },
+      [&](size_t) { return 0.0; });
 }
 
 TEST(OpsSelect, every_implementation_takes_the_best_with_ties_to_the_lower_index) {

@@ -58,6 +58,10 @@ struct Kernels {
   void (*expand)(const float* y, const float* h, const float* post, const float* comb, int64_t n_streams, int64_t d_model, float* out);
   // sum_d h*q*k*key in double
   double (*gate_dot)(const float* h, const float* q, const float* k, const float* key, int64_t n);
+  // One group in place: e4m3 codes with a power-of-two scale; e2m1 codes with a power-of-two or an e4m3 scale (fake_quant.h).
+  void (*quantise_act)(float* x, int64_t n);
+  void (*quantise_fp4)(float* x, int64_t n);
+  void (*quantise_kv4)(float* x, int64_t n);
   // h += g * v
   void (*add_scaled)(float* h, const float* v, float g, int64_t n);
 };

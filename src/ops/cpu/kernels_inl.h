@@ -144,6 +144,25 @@ static void k_expand(const float* y, const float* h, const float* post, const fl
   }
 }
 
+// Eight doubles at a time; the steps are exp_d's, so the bits are too.
+typedef double D8 __attribute__((vector_size(64)));
+typedef uint64_t U8 __attribute__((vector_size(64)));
+typedef float S8 __attribute__((vector_size(32), aligned(4), may_alias));
+
+static inline void exp8(D8& x) {
+  const D8 low = D8{} - 708.0, high = D8{} + 709.0;
+  x = x < low ? low : x;
+  x = x > high ? high : x;
+  const D8 shifted = x * 1.4426950408889634074 + 0x1.8p52;
+  const D8 k = shifted - 0x1.8p52;
+  D8 r = x - k * 0x1.62e42feep-1;
+  r = r - k * 0x1.a39ef35793c76p-33;
+  D8 p = D8{} + kExpCoefficients[0];
+  for (int i = 1; i < kExpTerms; ++i) p = p * r + kExpCoefficients[i];
+  const U8 bits = (U8)shifted - __builtin_bit_cast(uint64_t, 0x1.8p52);
+  x = p * (D8)((bits + 1023u) << 52);
+}
+
 static inline float silu_product(float a, float u, float limit, float gate) {
   a = a > limit ? limit : a;
   u = u > limit ? limit : u;
@@ -154,11 +173,29 @@ static inline float silu_product(float a, float u, float limit, float gate) {
 }
 
 static void k_swiglu(const float* a, const float* u, float limit, float gate, int64_t n, float* z) {
-  for (int64_t i = 0; i < n; ++i) z[i] = silu_product(a[i], u[i], limit, gate);
+  int64_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    const S8 top = S8{} + limit, bottom = S8{} - limit;
+    S8 av = *(const S8*)(a + i), uv = *(const S8*)(u + i);
+    av = av > top ? top : av;
+    uv = uv > top ? top : uv;
+    uv = uv < bottom ? bottom : uv;
+    const D8 ad = __builtin_convertvector(av, D8);
+    D8 e = -ad;
+    exp8(e);
+    *(S8*)(z + i) = __builtin_convertvector(ad / (1.0 + e), S8) * uv * gate;
+  }
+  for (; i < n; ++i) z[i] = silu_product(a[i], u[i], limit, gate);
 }
 
 static inline void exp_in_place(float* x, float m, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) x[i] = static_cast<float>(exp_d(static_cast<double>(x[i] - m)));
+  int64_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    D8 e = __builtin_convertvector(*(const S8*)(x + i) - m, D8);
+    exp8(e);
+    *(S8*)(x + i) = __builtin_convertvector(e, S8);
+  }
+  for (; i < n; ++i) x[i] = static_cast<float>(exp_d(static_cast<double>(x[i] - m)));
 }
 
 // scores[h][j] = dot(q[h], kv[j]) * scale for heads h0 .. h0+H-1.
@@ -312,5 +349,65 @@ static void k_index_scores(const IndexScoreRow& s) {
   }
 }
 
-static const Kernels kTable = {k_matmul, k_sum_squares, k_scale_by, k_attention, k_attention_online, k_index_scores,
-                               k_swiglu, k_collapse,    k_expand,   k_gate_dot,  k_add_scaled};
+static inline float largest_magnitude(const float* x, int64_t n) {
+  float a = 0.0f;
+  for (int64_t i = 0; i < n; ++i) {
+    const float v = __builtin_fabsf(x[i]);
+    a = v > a ? v : a;
+  }
+  return a;
+}
+
+// 2^ceil(log2(x)) from the float's bits, for x > 0.
+static inline float power_of_two_at_least(float x) {
+  const uint32_t u = __builtin_bit_cast(uint32_t, x);
+  return __builtin_bit_cast(float, (((u >> 23) & 0xFFu) + ((u & 0x7FFFFFu) != 0 ? 1u : 0u)) << 23);
+}
+
+// Nearest e4m3 value of |x| <= 448, ties to even: the step is 2^(exponent - 3), at least 2^-9, and adding 1.5 * 2^23 steps
+// rounds to a multiple of it.
+static inline float nearest_e4m3(float x) {
+  const uint32_t u = __builtin_bit_cast(uint32_t, x) & 0x7F800000u;
+  const uint32_t step_bits = (u > (121u << 23) ? u : (121u << 23)) - (3u << 23);
+  const float big = __builtin_bit_cast(float, step_bits) * 12582912.0f;
+  return x < 0.0f ? (x - big) + big : (x + big) - big;
+}
+
+// Nearest e2m1 value of |x| <= 6, ties to the even code: steps of 0.5 below 2, 1 below 4, 2 above.
+static inline float nearest_e2m1(float x) {
+  const float a = __builtin_fabsf(x);
+  const float step = a < 2.0f ? 0.5f : a < 4.0f ? 1.0f : 2.0f;
+  const float big = step * 12582912.0f;
+  const float r = (a + big) - big;
+  return x < 0.0f ? 0.0f - r : r;
+}
+
+static inline float clamp_to(float x, float limit) {
+  x = x > limit ? limit : x;
+  return x < -limit ? -limit : x;
+}
+
+static void k_quantise_act(float* x, int64_t n) {
+  const float a = largest_magnitude(x, n);
+  const float s = power_of_two_at_least((a > 1e-4f ? a : 1e-4f) * (1.0f / 448.0f));
+  for (int64_t i = 0; i < n; ++i) x[i] = nearest_e4m3(clamp_to(x[i] / s, 448.0f)) * s;
+}
+
+static inline void quantise_e2m1(float* x, int64_t n, float s) {
+  for (int64_t i = 0; i < n; ++i) x[i] = nearest_e2m1(clamp_to(x[i] / s, 6.0f)) * s;
+}
+
+static void k_quantise_fp4(float* x, int64_t n) {
+  const float a = largest_magnitude(x, n);
+  const float low = 6.0f * 0x1.0p-126f;
+  quantise_e2m1(x, n, power_of_two_at_least((a > low ? a : low) * (1.0f / 6.0f)));
+}
+
+static void k_quantise_kv4(float* x, int64_t n) {
+  const float a = largest_magnitude(x, n);
+  const float low = 6.0f * 0x1.0p-9f;
+  quantise_e2m1(x, n, nearest_e4m3(clamp_to((a > low ? a : low) / 6.0f, 448.0f)));
+}
+
+static const Kernels kTable = {k_matmul,   k_sum_squares,  k_scale_by,     k_attention,    k_attention_online, k_index_scores, k_swiglu, k_collapse,
+                               k_expand,   k_gate_dot,     k_quantise_act, k_quantise_fp4, k_quantise_kv4,     k_add_scaled};
