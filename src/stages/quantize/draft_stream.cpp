@@ -30,7 +30,7 @@ DraftCalibration DraftCalibration::begin(const CallContext& context, const Globa
 }
 
 Status DraftCalibration::observe_taps(const CallContext& context, const DrafterGlobals& drafter, const CalibrationStream& backbone,
-                                      LayerObserver* observer, Progress& progress) {
+                                      LayerObserver* observer, Progress& progress, double units) {
   CallContext observed = context;
   observed.observer = observer;
   std::vector<float> main_x;
@@ -38,12 +38,13 @@ Status DraftCalibration::observe_taps(const CallContext& context, const DrafterG
     if (progress.is_cancelled()) return cancelled("stopped before the drafter");
     main_x.resize(static_cast<size_t>(row.stream.n_rows() * context.config.d_model));
     draft_main_x(observed, drafter, row.stream.taps.f32(), row.stream.n_rows(), main_x.data());
-    progress.advance(0);
+    progress.advance(pass_units(row.stream.n_rows(), units));
   }
   return ok_status();
 }
 
-Status DraftCalibration::run_stage(const CallContext& context, const BlockWeights& weights, int stage, bool keep, Progress& progress) {
+Status DraftCalibration::run_stage(const CallContext& context, const BlockWeights& weights, int stage, bool keep, Progress& progress,
+                                   double units) {
   const int64_t d = context.config.d_model;
   for (Row& row : rows_) {
     if (progress.is_cancelled()) return cancelled("stopped in drafter stage " + std::to_string(stage));
@@ -65,22 +66,23 @@ Status DraftCalibration::run_stage(const CallContext& context, const BlockWeight
         run_draft_stage(context, weights, stage, ring, 0, scratch);
       }
     }
-    progress.advance(0);
+    progress.advance(pass_units(static_cast<int64_t>(row.drafts.size()) * context.config.drafter.block_size, units));
   }
   return ok_status();
 }
 
 Status DraftCalibration::observe_stage(const CallContext& context, const BlockWeights& weights, int stage, LayerObserver* observer,
-                                       Progress& progress) {
+                                       Progress& progress, double units) {
   CallContext observed = context;
   observed.observer = observer;
-  return run_stage(observed, weights, stage, false, progress);
+  return run_stage(observed, weights, stage, false, progress, units);
 }
 
-Status DraftCalibration::advance_stage(const CallContext& context, const BlockWeights& weights, int stage, Progress& progress) {
+Status DraftCalibration::advance_stage(const CallContext& context, const BlockWeights& weights, int stage, Progress& progress,
+                                       double units) {
   CallContext silent = context;
   silent.observer = nullptr;
-  return run_stage(silent, weights, stage, true, progress);
+  return run_stage(silent, weights, stage, true, progress, units);
 }
 
 int64_t DraftCalibration::n_calls() const {

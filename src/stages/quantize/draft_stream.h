@@ -24,11 +24,12 @@ class DraftCalibration {
                                 const CalibrationStream& backbone, int64_t stride);
   // Lets `observer` see main_proj's input for all tokens.
   static Status observe_taps(const CallContext& context, const DrafterGlobals& drafter, const CalibrationStream& backbone,
-                             LayerObserver* observer, Progress& progress);
+                             LayerObserver* observer, Progress& progress, double units = 0);
 
   // As CalibrationStream: run all draft calls through one stage and forget, or keep, the outcome.
-  Status observe_stage(const CallContext& context, const BlockWeights& weights, int stage, LayerObserver* observer, Progress& progress);
-  Status advance_stage(const CallContext& context, const BlockWeights& weights, int stage, Progress& progress);
+  Status observe_stage(const CallContext& context, const BlockWeights& weights, int stage, LayerObserver* observer, Progress& progress,
+                       double units = 0);
+  Status advance_stage(const CallContext& context, const BlockWeights& weights, int stage, Progress& progress, double units = 0);
 
   int64_t n_calls() const;
 
@@ -39,7 +40,7 @@ class DraftCalibration {
     std::vector<int64_t> positions;    // p of each draft
     std::vector<DraftStream> drafts;
   };
-  Status run_stage(const CallContext& context, const BlockWeights& weights, int stage, bool keep, Progress& progress);
+  Status run_stage(const CallContext& context, const BlockWeights& weights, int stage, bool keep, Progress& progress, double units);
 
   std::vector<Row> rows_;
 };

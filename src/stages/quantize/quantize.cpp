@@ -13,6 +13,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr double kWeightsPerUnit = 65536;
+
 bool is_routed(const MatrixSpec& spec) { return spec.expert >= 0; }
 
 Status check_width(const char* option, int bits) {
@@ -39,9 +41,7 @@ class Run {
     count(rows);
     ASSIGN_OR_RETURN(GlobalWeights globals, loader_.load_globals(pool_));
     RETURN_IF_ERROR(write_native_shards());
-    int64_t total = 0;
-    for (const MatrixSpec& spec : specs_) total += spec.in * spec.out;
-    progress_.begin("quantize", total);
+    progress_.begin("quantize", total_units(rows));
     ASSIGN_OR_RETURN(CalibrationStream stream, CalibrationStream::begin(context_, globals, rows));
     for (int layer = 0; layer < config_.n_layers; ++layer) {
       Status status = run_block(stream, layer);
@@ -84,6 +84,36 @@ class Run {
     }
   }
 
+  // Progress is counted in weights; running a token through a layer costs about as much as encoding 1 / kWeightsPerUnit of the
+  // weights that it meets. Shows how far the run is; nothing else depends on it.
+  double units_per_token(int block) const {
+    const bool is_drafter = block >= config_.n_layers;
+    const double active = static_cast<double>(is_drafter ? config_.drafter.n_active : config_.n_active);
+    const double share = active / static_cast<double>(is_drafter ? config_.drafter.n_experts : config_.n_experts);
+    double weights = 0;
+    for (const MatrixSpec& spec : block_matrices(config_, block)) {
+      weights += static_cast<double>(spec.in * spec.out) * (is_routed(spec) ? share : 1.0);
+    }
+    return weights / kWeightsPerUnit;
+  }
+  double head_units_per_token() const { return static_cast<double>(config_.vocab * config_.d_model) / kWeightsPerUnit; }
+
+  int64_t total_units(const std::vector<DatasetRow>& rows) const {
+    int64_t total = 0;
+    for (const MatrixSpec& spec : specs_) total += spec.in * spec.out;
+    for (const DatasetRow& row : rows) {
+      const auto n = static_cast<int64_t>(row.ids.size());
+      for (int layer = 0; layer < config_.n_layers; ++layer) total += 2 * pass_units(n, units_per_token(layer));
+      if (find_spec(MatrixKind::kHead) != nullptr) total += pass_units(n, head_units_per_token());
+      const auto drafted = static_cast<int64_t>(DraftCalibration::draft_positions(n, options_.draft_stride).size()) * config_.drafter.block_size;
+      for (int stage = 0; stage < config_.drafter.n_stages; ++stage) {
+        const int passes = stage + 1 < config_.drafter.n_stages ? 2 : 1;  // nobody reads the last stage's outcome
+        total += passes * pass_units(drafted, units_per_token(config_.n_layers + stage));
+      }
+    }
+    return total;
+  }
+
   Status write_native_shards() {
     for (const ShardPlan::Shard& shard : shards_.shards()) {
       if (progress_.is_cancelled()) return cancelled("stopped while copying native tensors");
@@ -119,14 +149,14 @@ class Run {
     const BlockJob job = job_of(layer);
     {
       BlockCapture capture(job.specs, false, pool_);
-      RETURN_IF_ERROR(stream.observe_layer(context_, weights, layer, &capture, progress_));
+      RETURN_IF_ERROR(stream.observe_layer(context_, weights, layer, &capture, progress_, units_per_token(layer)));
       capture.finish();
       RETURN_IF_ERROR(encode(job, capture, weights));
     }
     EncodedTensors encoded;
     add_encoded(weights, job.specs, &encoded);
     RETURN_IF_ERROR(write_shard(dir_, shards_.of_block(layer), loader_.index(), encoded));
-    return stream.advance_layer(context_, weights, layer, progress_);
+    return stream.advance_layer(context_, weights, layer, progress_, units_per_token(layer));
   }
 
   // A matrix outside the blocks.
@@ -151,7 +181,7 @@ class Run {
     EncodedTensors encoded;
     if (const MatrixSpec* spec = find_spec(MatrixKind::kHead)) {
       BlockCapture capture({*spec}, false, pool_);
-      RETURN_IF_ERROR(stream.observe_head(context_, globals, &capture, progress_));
+      RETURN_IF_ERROR(stream.observe_head(context_, globals, &capture, progress_, head_units_per_token()));
       RETURN_IF_ERROR(encode_root(*spec, capture, &globals.head));
       encoded.emplace_back(spec->stem, *globals.head.exl3());
     }
@@ -179,14 +209,16 @@ class Run {
       ASSIGN_OR_RETURN(BlockWeights weights, loader_.load_block(pool_, block));
       const BlockJob job = job_of(block);
       BlockCapture capture(job.specs, true, pool_);
-      RETURN_IF_ERROR(drafts.observe_stage(context_, weights, stage, &capture, progress_));
+      RETURN_IF_ERROR(drafts.observe_stage(context_, weights, stage, &capture, progress_, units_per_token(block)));
       capture.finish();
       RETURN_IF_ERROR(encode(job, capture, weights));
       EncodedTensors encoded;
       add_encoded(weights, job.specs, &encoded);
       if (stage == 0 && main_proj != nullptr) encoded.emplace_back(main_proj->stem, *drafter.main_proj.exl3());
       RETURN_IF_ERROR(write_shard(dir_, shards_.of_block(block), loader_.index(), encoded));
-      RETURN_IF_ERROR(drafts.advance_stage(context_, weights, stage, progress_));
+      if (stage + 1 < config_.drafter.n_stages) {
+        RETURN_IF_ERROR(drafts.advance_stage(context_, weights, stage, progress_, units_per_token(block)));
+      }
     }
     return ok_status();
   }

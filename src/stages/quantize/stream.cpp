@@ -17,7 +17,7 @@ Result<CalibrationStream> CalibrationStream::begin(const CallContext& context, c
 }
 
 Status CalibrationStream::observe_layer(const CallContext& context, const BlockWeights& weights, int layer, LayerObserver* observer,
-                                        Progress& progress) {
+                                        Progress& progress, double units) {
   CallContext observed = context;
   observed.observer = observer;
   for (CalibrationRow& row : rows_) {
@@ -26,31 +26,32 @@ Status CalibrationStream::observe_layer(const CallContext& context, const BlockW
     // a copied stream is enough, because advance_layer writes the same cache places again before anyone reads them.
     StreamState scratch = row.stream;
     RETURN_IF_ERROR(run_layer(observed, weights, layer, row.state, scratch));
-    progress.advance(0);
+    progress.advance(pass_units(row.stream.n_rows(), units));
   }
   return ok_status();
 }
 
-Status CalibrationStream::advance_layer(const CallContext& context, const BlockWeights& weights, int layer, Progress& progress) {
+Status CalibrationStream::advance_layer(const CallContext& context, const BlockWeights& weights, int layer, Progress& progress,
+                                        double units) {
   CallContext silent = context;
   silent.observer = nullptr;
   for (CalibrationRow& row : rows_) {
     if (progress.is_cancelled()) return cancelled("stopped in layer " + std::to_string(layer));
     RETURN_IF_ERROR(run_layer(silent, weights, layer, row.state, row.stream));
-    progress.advance(0);
+    progress.advance(pass_units(row.stream.n_rows(), units));
   }
   return ok_status();
 }
 
 Status CalibrationStream::observe_head(const CallContext& context, const GlobalWeights& globals, LayerObserver* observer,
-                                       Progress& progress) {
+                                       Progress& progress, double units) {
   CallContext observed = context;
   observed.observer = observer;
   for (const CalibrationRow& row : rows_) {
     if (progress.is_cancelled()) return cancelled("stopped before the head");
     SequenceState scratch = row.state;
     finish_call(observed, globals, scratch, row.stream, true);
-    progress.advance(0);
+    progress.advance(pass_units(row.stream.n_rows(), units));
   }
   return ok_status();
 }
