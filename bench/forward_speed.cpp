@@ -1,6 +1,7 @@
 // How fast is the forward pass on this CPU? Prefill and decode of one sequence, per SIMD tier.
-// Usage: bench_forward_speed [MODEL] [TOKENS]; the default model is the golden tiny checkpoint (hidden 256, 8 layers), from the source folder.
-// Method: random ids, one warm-up, best of 3; prefill in calls of 256 with logits of the last row; decode of 32 tokens after it.
+// Usage: bench_forward_speed [MODEL] [TOKENS]; the default model is the golden tiny checkpoint (hidden 256, 8 layers),
+// from the source folder. Method: random ids, one warm-up, best of 3; prefill in calls of 256 with logits of the last
+// row; decode of 32 tokens after it.
 #include <chrono>
 #include <cstdio>
 #include <fstream>
@@ -34,7 +35,8 @@ int run(const std::string& dir, int64_t n_tokens) {
     return 1;
   }
   const Model& model = **loaded;
-  std::printf("%s, %d threads; model %s loaded in %.2f s\n", cpu_name().c_str(), pool.n_threads(), dir.c_str(), seconds(start));
+  std::printf("%s, %d threads; model %s loaded in %.2f s\n", cpu_name().c_str(), pool.n_threads(), dir.c_str(),
+              seconds(start));
   std::vector<int32_t> ids(static_cast<size_t>(n_tokens));
   const CounterRng rng(1, "bench");
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(3 + rng.bits(i) % 200);

@@ -24,7 +24,8 @@ struct LogitsOptions {
 Result<std::vector<std::vector<int32_t>>> read_prompts(const std::string& path) {
   ASSIGN_OR_RETURN(const Json json, read_json_file(path));
   const std::string shape = path + ": expected an array of arrays of token ids, found ";
-  if (!json.is_array() || json.empty()) return data_loss(shape + (json.is_array() ? "an empty array" : "something else"));
+  if (!json.is_array() || json.empty())
+    return data_loss(shape + (json.is_array() ? "an empty array" : "something else"));
   std::vector<std::vector<int32_t>> prompts;
   for (const Json& item : json) {
     const std::string which = "prompt " + std::to_string(prompts.size());
@@ -43,8 +44,8 @@ Result<std::vector<std::vector<int32_t>>> read_prompts(const std::string& path) 
 }
 
 // Logits [n, vocab] of one prompt: prefill in chunks, then one position at a time from `decode_from`.
-Result<Tensor> prompt_logits(const Model& model, const std::vector<int32_t>& ids, const LogitsOptions& o, Numerics numerics,
-                             CommandContext& context) {
+Result<Tensor> prompt_logits(const Model& model, const std::vector<int32_t>& ids, const LogitsOptions& o,
+                             Numerics numerics, CommandContext& context) {
   const int64_t n = static_cast<int64_t>(ids.size());
   const int64_t vocab = model.config().vocab;
   if (n > model.config().max_positions) {
@@ -76,7 +77,8 @@ Result<int> run(const LogitsOptions& o, CommandContext& context) {
   if (!o.simd.empty()) {
     const auto tier = ops::tier_from_name(o.simd);
     if (!tier || !ops::set_simd_tier(*tier)) {
-      return invalid_argument("--simd: expected reference, baseline, avx2 or avx512 as far as this machine has it, found '" + o.simd + "'");
+      return invalid_argument(
+          "--simd: expected reference, baseline, avx2 or avx512 as far as this machine has it, found '" + o.simd + "'");
     }
   }
   ASSIGN_OR_RETURN(const auto prompts, read_prompts(o.tokens));
@@ -97,7 +99,8 @@ Result<int> run(const LogitsOptions& o, CommandContext& context) {
   for (size_t i = 0; i < logits.size(); ++i) views.push_back({"logits." + std::to_string(i), logits[i].view()});
   RETURN_IF_ERROR(write_safetensors(o.out, views));
   if (context.common.json) {
-    print_json(dump_json(Json{{"out", o.out}, {"prompts", prompts.size()}, {"positions", total}, {"numerics", o.numerics}}));
+    print_json(
+        dump_json(Json{{"out", o.out}, {"prompts", prompts.size()}, {"positions", total}, {"numerics", o.numerics}}));
   }
   return 0;
 }
@@ -106,12 +109,14 @@ Result<int> run(const LogitsOptions& o, CommandContext& context) {
 
 void add_logits(CommandTable& table) {
   auto o = std::make_shared<LogitsOptions>();
-  CLI::App* app = table.add("logits", "Logits of every position of token lists", [o](CommandContext& c) { return run(*o, c); });
+  CLI::App* app =
+      table.add("logits", "Logits of every position of token lists", [o](CommandContext& c) { return run(*o, c); });
   app->add_option("model", o->model, "Model folder, or 'pocket'")->required();
   app->add_option("--tokens", o->tokens, "JSON file: an array of arrays of token ids")->required();
   app->add_option("--out", o->out, "Safetensors file to write: logits.0, logits.1, … f32 [n, vocab]")->required();
   app->add_option("--chunk", o->chunk, "Prefill in calls of this many tokens")->check(CLI::Range(1, 1 << 20));
-  app->add_option("--decode-from", o->decode_from, "Feed positions from here on one at a time")->check(CLI::Range(0, 1 << 24));
+  app->add_option("--decode-from", o->decode_from, "Feed positions from here on one at a time")
+      ->check(CLI::Range(0, 1 << 24));
   app->add_option("--numerics", o->numerics, "full, kvq or vendor")->capture_default_str();
   app->add_option("--engram", o->engram, "Another folder that holds the Engram shards");
   app->add_option("--simd", o->simd, "Pin the operations to one implementation")->group("");

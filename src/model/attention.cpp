@@ -22,15 +22,16 @@ Rotation make_rotation(const Config& config, int block, int64_t start, int64_t n
   return r;
 }
 
-void rotate(const CallContext& context, const Rotation& rotation, int64_t n_heads, int64_t dim, bool is_inverse, float* x) {
+void rotate(const CallContext& context, const Rotation& rotation, int64_t n_heads, int64_t dim, bool is_inverse,
+            float* x) {
   const int64_t n_rows = static_cast<int64_t>(rotation.positions.size());
   ops::rope(context.pool, {x, rotation.positions.data(), n_rows, n_heads, dim, context.config.rope_dim,
                            rotation.frequencies.data(), is_inverse});
   round_if_vendor(context, x, n_rows * n_heads * dim);
 }
 
-Queries make_queries(const CallContext& context, const AttentionWeights& w, const std::string& prefix, const Rotation& rotation,
-                     const float* x, int64_t n_rows) {
+Queries make_queries(const CallContext& context, const AttentionWeights& w, const std::string& prefix,
+                     const Rotation& rotation, const float* x, int64_t n_rows) {
   Queries out;
   out.qr = project(context, w.wq_a, prefix + "attn.wq_a", x, n_rows, Rounding::kActQuant);
   normalise(context, out.qr.data(), w.q_norm, n_rows, out.qr.data());
@@ -51,8 +52,8 @@ std::vector<float> make_window_keys(const CallContext& context, const AttentionW
   return kv;
 }
 
-void project_output(const CallContext& context, const AttentionWeights& w, const std::string& prefix, const Rotation& rotation,
-                    float* o, int64_t n_rows, float* y) {
+void project_output(const CallContext& context, const AttentionWeights& w, const std::string& prefix,
+                    const Rotation& rotation, float* o, int64_t n_rows, float* y) {
   const Config& c = context.config;
   rotate(context, rotation, c.n_heads, c.head_dim, true, o);
   const int64_t group_in = c.n_heads / c.o_groups * c.head_dim;
@@ -64,8 +65,8 @@ void project_output(const CallContext& context, const AttentionWeights& w, const
     for (int64_t row = 0; row < n_rows; ++row) {
       std::copy_n(o + row * c.n_heads * c.head_dim + g * group_in, group_in, group.data() + row * group_in);
     }
-    project(context, w.wo_a[static_cast<size_t>(g)], prefix + "attn.wo_a.slice." + std::to_string(g), group.data(), n_rows,
-            Rounding::kBf16, part.data());
+    project(context, w.wo_a[static_cast<size_t>(g)], prefix + "attn.wo_a.slice." + std::to_string(g), group.data(),
+            n_rows, Rounding::kBf16, part.data());
     for (int64_t row = 0; row < n_rows; ++row) {
       std::copy_n(part.data() + row * c.o_lora_rank, c.o_lora_rank, t.data() + row * concat + g * c.o_lora_rank);
     }
@@ -93,8 +94,8 @@ std::vector<float> attend(const CallContext& context, const AttentionWeights& w,
   return o;
 }
 
-void layer_attention(const CallContext& context, const AttentionWeights& w, int layer, SequenceState& state, StreamState& stream,
-                     const float* x, float* y) {
+void layer_attention(const CallContext& context, const AttentionWeights& w, int layer, SequenceState& state,
+                     StreamState& stream, const float* x, float* y) {
   const Config& c = context.config;
   const int64_t n_rows = stream.n_rows();
   const int64_t start = stream.start;
@@ -107,19 +108,22 @@ void layer_attention(const CallContext& context, const AttentionWeights& w, int 
 
   WindowRing& ring = state.windows[static_cast<size_t>(layer)];
   const bool is_compressed = c.ratio(layer) > 0;
-  const float* entries = is_compressed ? state.compressed[static_cast<size_t>(c.kv_source_of(layer))].kv.data() : nullptr;
+  const float* entries =
+      is_compressed ? state.compressed[static_cast<size_t>(c.kv_source_of(layer))].kv.data() : nullptr;
   KeyLists lists;
   for (int64_t t = 0; t < n_rows; ++t) {
     const int64_t p = start + t;
     const int64_t first = std::max<int64_t>(0, p - c.window + 1);
-    for (int64_t j = first; j <= p; ++j) lists.keys.push_back(j < start ? ring.row(j) : own.data() + (j - start) * c.head_dim);
+    for (int64_t j = first; j <= p; ++j)
+      lists.keys.push_back(j < start ? ring.row(j) : own.data() + (j - start) * c.head_dim);
     if (context.numerics == Numerics::kVendor) {
       // The vendor's list has a fixed number of window places; empty ones shift the blocks of the online softmax.
       const int64_t places = start == 0 ? std::min(c.window, n_rows) : c.window;
       for (int64_t j = p - first + 1; j < places; ++j) lists.keys.push_back(nullptr);
     }
     if (is_compressed) {
-      for (int64_t i = stream.selected.begin[static_cast<size_t>(t)]; i < stream.selected.begin[static_cast<size_t>(t + 1)]; ++i) {
+      for (int64_t i = stream.selected.begin[static_cast<size_t>(t)];
+           i < stream.selected.begin[static_cast<size_t>(t + 1)]; ++i) {
         lists.keys.push_back(entries + stream.selected.entries[static_cast<size_t>(i)] * c.head_dim);
       }
     }

@@ -19,7 +19,8 @@ Coefficients mixes(const CallContext& context, const MixWeights& w, const float*
   const Config& c = context.config;
   const int64_t n = c.n_streams;
   const std::vector<float> dots = project(context, w.fn, "", h, n_rows, Rounding::kNone);
-  Coefficients out{std::vector<float>(static_cast<size_t>(n_rows * n)), std::vector<float>(static_cast<size_t>(n_rows * n)),
+  Coefficients out{std::vector<float>(static_cast<size_t>(n_rows * n)),
+                   std::vector<float>(static_cast<size_t>(n_rows * n)),
                    std::vector<float>(static_cast<size_t>(n_rows * n * n))};
   ops::MhcCoefficientsParams p;
   p.h = h;
@@ -47,7 +48,8 @@ void observe(const CallContext& context, int block, const std::string& site, con
   context.observer->value(block, "hc." + site + "_comb", k.comb.data(), n_rows, n * n);
 }
 
-void observe(const CallContext& context, int block, std::string_view what, const float* x, int64_t n_rows, int64_t cols) {
+void observe(const CallContext& context, int block, std::string_view what, const float* x, int64_t n_rows,
+             int64_t cols) {
   if (context.observer != nullptr) context.observer->value(block, what, x, n_rows, cols);
 }
 
@@ -70,7 +72,8 @@ void run_block(const CallContext& context, const BlockWeights& weights, int bloc
     observe(context, block, in_name, x.data(), n_rows, d);
     body();
     observe(context, block, out_name, y.data(), n_rows, d);
-    ops::mhc_expand(context.pool, {y.data(), h.f32(), k.post.data(), k.comb.data(), next.f32(), n_rows, c.n_streams, d});
+    ops::mhc_expand(context.pool,
+                    {y.data(), h.f32(), k.post.data(), k.comb.data(), next.f32(), n_rows, c.n_streams, d});
     round_if_vendor(context, next.f32(), n_rows * c.n_streams * d);
     std::swap(h, next);
   };
@@ -96,7 +99,8 @@ void bf16_row(const ConstView& table, int64_t row, float* out) {
   }
 }
 
-void embed_rows(const Config& config, const GlobalWeights& globals, const int32_t* ids, int64_t n, Tensor& h, Tensor& pre) {
+void embed_rows(const Config& config, const GlobalWeights& globals, const int32_t* ids, int64_t n, Tensor& h,
+                Tensor& pre) {
   const int64_t d = config.d_model;
   h = Tensor(DType::kF32, {n, config.n_streams, d});
   pre = Tensor(DType::kF32, {n, config.n_streams});

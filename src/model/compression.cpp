@@ -13,8 +13,8 @@ namespace espalier {
 namespace {
 
 // Latents [n_new, head_dim] of the groups that end inside this call, before rotation.
-std::vector<float> make_latents(const CallContext& context, const CompressorWeights& w, const std::string& prefix, int64_t ratio,
-                                CompressedCache& cache, const StreamState& stream, const float* x) {
+std::vector<float> make_latents(const CallContext& context, const CompressorWeights& w, const std::string& prefix,
+                                int64_t ratio, CompressedCache& cache, const StreamState& stream, const float* x) {
   const int64_t dim = context.config.head_dim;
   const int64_t n_rows = stream.n_rows();
   const int64_t start = stream.start;
@@ -24,7 +24,8 @@ std::vector<float> make_latents(const CallContext& context, const CompressorWeig
     return latents;
   }
   const std::vector<float> kv = project(context, w.wkv, prefix + "attn.compressor.wkv", x, n_rows, Rounding::kNone);
-  const std::vector<float> gate = project(context, w.wgate, prefix + "attn.compressor.wgate", x, n_rows, Rounding::kNone);
+  const std::vector<float> gate =
+      project(context, w.wgate, prefix + "attn.compressor.wgate", x, n_rows, Rounding::kNone);
   const int64_t first = start / ratio;
   const int64_t n_new = (start + n_rows) / ratio - first;
   std::vector<const float*> kv_rows;
@@ -48,8 +49,8 @@ std::vector<float> make_latents(const CallContext& context, const CompressorWeig
 
 }  // namespace
 
-void compress(const CallContext& context, const AttentionWeights& w, int layer, SequenceState& state, const StreamState& stream,
-              const float* x) {
+void compress(const CallContext& context, const AttentionWeights& w, int layer, SequenceState& state,
+              const StreamState& stream, const float* x) {
   const Config& c = context.config;
   const int64_t ratio = c.ratio(layer);
   const std::string prefix = block_prefix(c, layer);
@@ -63,7 +64,8 @@ void compress(const CallContext& context, const AttentionWeights& w, int layer, 
   for (int64_t j = 0; j < n_new; ++j) rotation.positions[static_cast<size_t>(j)] = (first + j) * ratio;
 
   // Index keys come from the latent before its rotation.
-  std::vector<float> keys = project(context, w.indexer->wk, prefix + "attn.indexer.wk", latents.data(), n_new, Rounding::kBf16);
+  std::vector<float> keys =
+      project(context, w.indexer->wk, prefix + "attn.indexer.wk", latents.data(), n_new, Rounding::kBf16);
   normalise(context, keys.data(), w.indexer->k_norm, n_new, keys.data());
   rotate(context, rotation, 1, c.index_head_dim, false, keys.data());
   rotate(context, rotation, 1, c.head_dim, false, latents.data());
@@ -74,7 +76,8 @@ void compress(const CallContext& context, const AttentionWeights& w, int layer, 
   const int64_t n_panels = (n_entries + ops::kPanelWidth - 1) / ops::kPanelWidth;
   const size_t panel_floats = static_cast<size_t>(n_panels * ops::kPanelWidth * c.index_head_dim);
   if (cache.index_keys.size() < panel_floats) cache.index_keys.resize(panel_floats, 0.0f);
-  if (cache.kv.size() < static_cast<size_t>(n_entries * c.head_dim)) cache.kv.resize(static_cast<size_t>(n_entries * c.head_dim));
+  if (cache.kv.size() < static_cast<size_t>(n_entries * c.head_dim))
+    cache.kv.resize(static_cast<size_t>(n_entries * c.head_dim));
   for (int64_t j = 0; j < n_new; ++j) {
     ops::set_index_key(cache.index_keys.data(), c.index_head_dim, first + j, keys.data() + j * c.index_head_dim);
     std::copy_n(latents.data() + j * c.head_dim, c.head_dim, cache.kv.data() + (first + j) * c.head_dim);
@@ -89,10 +92,12 @@ void select_entries(const CallContext& context, const AttentionWeights& w, int l
   const std::string prefix = block_prefix(c, layer);
   const CompressedCache& cache = state.compressed[static_cast<size_t>(c.kv_source_of(layer))];
 
-  std::vector<float> queries = project(context, w.indexer->wq_b, prefix + "attn.indexer.wq_b", qr.data(), n_rows, Rounding::kActQuant);
+  std::vector<float> queries =
+      project(context, w.indexer->wq_b, prefix + "attn.indexer.wq_b", qr.data(), n_rows, Rounding::kActQuant);
   rotate(context, rotation, c.index_n_heads, c.index_head_dim, false, queries.data());
   if (context.numerics != Numerics::kFull) {
-    ops::fake_quant(context.pool, {queries.data(), n_rows * c.index_n_heads, c.index_head_dim, ops::FakeQuantFormat::kFp4});
+    ops::fake_quant(context.pool,
+                    {queries.data(), n_rows * c.index_n_heads, c.index_head_dim, ops::FakeQuantFormat::kFp4});
   }
   std::vector<float> weights = project(context, w.indexer->weights_proj, "", x, n_rows, Rounding::kBf16);
   const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(c.index_head_dim)) /
@@ -119,14 +124,16 @@ void select_entries(const CallContext& context, const AttentionWeights& w, int l
   p.dim = c.index_head_dim;
   p.round_bf16 = context.numerics == Numerics::kVendor;
   ops::index_scores(context.pool, p);
-  if (context.observer != nullptr) context.observer->index_scores(layer, scores.data(), begin.data(), n_visible.data(), n_rows);
+  if (context.observer != nullptr)
+    context.observer->index_scores(layer, scores.data(), begin.data(), n_visible.data(), n_rows);
 
   if (layer == c.candidate_source) {
     stream.n_candidate_blocks = (n_visible.back() + c.candidate_block_size - 1) / c.candidate_block_size;
     stream.candidates.assign(static_cast<size_t>(n_rows * stream.n_candidate_blocks), 0);
     for (int64_t t = 0; t < n_rows; ++t) {
-      ops::select_blocks(scores.data() + begin[static_cast<size_t>(t)], n_visible[static_cast<size_t>(t)], c.candidate_topk_blocks,
-                         c.candidate_block_size, stream.candidates.data() + t * stream.n_candidate_blocks, stream.n_candidate_blocks);
+      ops::select_blocks(scores.data() + begin[static_cast<size_t>(t)], n_visible[static_cast<size_t>(t)],
+                         c.candidate_topk_blocks, c.candidate_block_size,
+                         stream.candidates.data() + t * stream.n_candidate_blocks, stream.n_candidate_blocks);
     }
   }
   const bool is_masked = c.applies_candidates(layer);
@@ -134,8 +141,8 @@ void select_entries(const CallContext& context, const AttentionWeights& w, int l
   stream.selected.entries.clear();
   for (int64_t t = 0; t < n_rows; ++t) {
     ops::select_top_k(scores.data() + begin[static_cast<size_t>(t)], n_visible[static_cast<size_t>(t)], c.index_topk,
-                      is_masked ? stream.candidates.data() + t * stream.n_candidate_blocks : nullptr, c.candidate_block_size,
-                      stream.selected.entries);
+                      is_masked ? stream.candidates.data() + t * stream.n_candidate_blocks : nullptr,
+                      c.candidate_block_size, stream.selected.entries);
     stream.selected.begin.push_back(static_cast<int64_t>(stream.selected.entries.size()));
   }
 }

@@ -7,7 +7,9 @@
 namespace espalier {
 namespace {
 
-bool contains(const std::vector<int>& list, int layer) { return std::find(list.begin(), list.end(), layer) != list.end(); }
+bool contains(const std::vector<int>& list, int layer) {
+  return std::find(list.begin(), list.end(), layer) != list.end();
+}
 
 int largest_not_above(const std::vector<int>& list, int layer) {
   int best = -1;
@@ -19,8 +21,12 @@ int largest_not_above(const std::vector<int>& list, int layer) {
 
 }  // namespace
 
-bool Config::is_kv_source(int layer) const { return contains(kv_sources, layer); }
-bool Config::is_index_source(int layer) const { return contains(index_sources, layer); }
+bool Config::is_kv_source(int layer) const {
+  return contains(kv_sources, layer);
+}
+bool Config::is_index_source(int layer) const {
+  return contains(index_sources, layer);
+}
 
 int Config::kv_source_of(int layer) const {
   return layer >= n_layers || ratio(layer) == 0 ? -1 : largest_not_above(kv_sources, layer);
@@ -30,7 +36,9 @@ int Config::index_source_of(int layer) const {
   return layer >= n_layers || ratio(layer) == 0 ? -1 : largest_not_above(index_sources, layer);
 }
 
-bool Config::applies_candidates(int layer) const { return candidate_source >= 0 && layer > candidate_source && is_index_source(layer); }
+bool Config::applies_candidates(int layer) const {
+  return candidate_source >= 0 && layer > candidate_source && is_index_source(layer);
+}
 
 int Config::engram_slot(int layer) const {
   const auto it = std::find(engram.layers.begin(), engram.layers.end(), layer);

@@ -24,7 +24,8 @@ struct Key {
 // Reads keys of one object and remembers the first error, so that the list of keys below reads as a table.
 class Reader {
  public:
-  Reader(const Json& object, std::string where, bool is_flat) : object_(object), where_(std::move(where)), is_flat_(is_flat) {}
+  Reader(const Json& object, std::string where, bool is_flat)
+      : object_(object), where_(std::move(where)), is_flat_(is_flat) {}
 
   const Status& status() const { return status_; }
   bool ok() const { return status_.ok(); }
@@ -60,13 +61,15 @@ class Reader {
     return as_integer(*v, name(key), low, high, range).value_or(low);
   }
 
-  std::optional<int64_t> as_integer(const Json& v, const std::string& key, int64_t low, int64_t high, const std::string& expected) {
+  std::optional<int64_t> as_integer(const Json& v, const std::string& key, int64_t low, int64_t high,
+                                    const std::string& expected) {
     int64_t value = 0;
     if (v.is_number_unsigned() && v.get<uint64_t>() <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
       value = static_cast<int64_t>(v.get<uint64_t>());
     } else if (v.is_number_integer() && !v.is_number_unsigned()) {
       value = v.get<int64_t>();
-    } else if (v.is_number_float() && v.get<double>() == std::floor(v.get<double>()) && std::fabs(v.get<double>()) < 9e15) {
+    } else if (v.is_number_float() && v.get<double>() == std::floor(v.get<double>()) &&
+               std::fabs(v.get<double>()) < 9e15) {
       value = static_cast<int64_t>(v.get<double>());
     } else {
       fail(key, expected, shorten(dump_json(v)));
@@ -98,11 +101,13 @@ class Reader {
   std::vector<int64_t> integers(const Key& key, int64_t low, int64_t high, size_t most) {
     std::vector<int64_t> out;
     const Json* v = find(key);
-    const std::string expected = "a list of at most " + std::to_string(most) + " whole numbers in [" + std::to_string(low) +
-                                 ", " + std::to_string(high) + "]";
+    const std::string expected = "a list of at most " + std::to_string(most) + " whole numbers in [" +
+                                 std::to_string(low) + ", " + std::to_string(high) + "]";
     if (v == nullptr || !v->is_array() || v->size() > most) {
-      fail(name(key), expected, v == nullptr ? "no such key" : !v->is_array() ? shorten(dump_json(*v))
-                                                                              : "a list of " + std::to_string(v->size()));
+      fail(name(key), expected,
+           v == nullptr     ? "no such key"
+           : !v->is_array() ? shorten(dump_json(*v))
+                            : "a list of " + std::to_string(v->size()));
       return out;
     }
     for (const Json& item : *v) {
@@ -155,7 +160,8 @@ void read_dimensions(Reader& r, bool is_flat, Config& c) {
   c.o_groups = r.integer({"o_groups", "o_groups"}, 1, 4096);
   c.swiglu_limit = r.number({"swiglu_limit", "swiglu_limit"}, 1e-6, 1e6);
   c.rms_norm_eps = r.number({"rms_norm_eps", "norm_eps"}, 0, 1);
-  c.max_positions = r.integer({"max_position_embeddings", "max_seq_len"}, 1, int64_t{1} << 24, is_flat ? std::optional<int64_t>(4096) : std::nullopt);
+  c.max_positions = r.integer({"max_position_embeddings", "max_seq_len"}, 1, int64_t{1} << 24,
+                              is_flat ? std::optional<int64_t>(4096) : std::nullopt);
   c.rope_theta = r.number({"rope_theta", "rope_theta"}, 1.000001, 1e12);
   c.compress_rope_theta = r.number({"compress_rope_theta", "compress_rope_theta"}, 1.000001, 1e12);
   c.n_experts = r.integer({"n_routed_experts", "n_routed_experts"}, 1, 4096);
@@ -175,13 +181,21 @@ void read_dimensions(Reader& r, bool is_flat, Config& c) {
   if (r.ok() && n_shared != 1) r.refuse("n_shared_experts", "1", std::to_string(n_shared));
 
   must_divide(r, {"qk_rope_head_dim", "rope_head_dim"}, c.rope_dim, "2", 2);
-  if (r.ok() && c.rope_dim > c.head_dim) r.fail(r.name({"qk_rope_head_dim", "rope_head_dim"}), "at most head_dim " + std::to_string(c.head_dim), std::to_string(c.rope_dim));
-  if (r.ok() && c.rope_dim > c.index_head_dim) r.fail(r.name({"qk_rope_head_dim", "rope_head_dim"}), "at most index_head_dim " + std::to_string(c.index_head_dim), std::to_string(c.rope_dim));
-  must_divide(r, {"num_attention_heads", "n_heads"}, c.n_heads, "o_groups (" + std::to_string(c.o_groups) + ")", c.o_groups);
+  if (r.ok() && c.rope_dim > c.head_dim)
+    r.fail(r.name({"qk_rope_head_dim", "rope_head_dim"}), "at most head_dim " + std::to_string(c.head_dim),
+           std::to_string(c.rope_dim));
+  if (r.ok() && c.rope_dim > c.index_head_dim)
+    r.fail(r.name({"qk_rope_head_dim", "rope_head_dim"}), "at most index_head_dim " + std::to_string(c.index_head_dim),
+           std::to_string(c.rope_dim));
+  must_divide(r, {"num_attention_heads", "n_heads"}, c.n_heads, "o_groups (" + std::to_string(c.o_groups) + ")",
+              c.o_groups);
   must_divide(r, {"hidden_size", "dim"}, c.d_model, "32", 32);
   must_divide(r, {"moe_intermediate_size", "moe_inter_dim"}, c.d_ff, "32", 32);
-  if (r.ok() && c.n_active > c.n_experts) r.fail(r.name({"num_experts_per_tok", "n_activated_experts"}), "at most " + std::to_string(c.n_experts), std::to_string(c.n_active));
-  if (r.ok() && c.n_heads * c.head_dim > (1 << 24)) r.fail("head_dim", "heads times head_dim at most 16777216", std::to_string(c.n_heads * c.head_dim));
+  if (r.ok() && c.n_active > c.n_experts)
+    r.fail(r.name({"num_experts_per_tok", "n_activated_experts"}), "at most " + std::to_string(c.n_experts),
+           std::to_string(c.n_active));
+  if (r.ok() && c.n_heads * c.head_dim > (1 << 24))
+    r.fail("head_dim", "heads times head_dim at most 16777216", std::to_string(c.n_heads * c.head_dim));
 }
 
 void read_yarn(Reader& r, const Json& object, bool is_flat, const std::string& where, Config& c) {
@@ -194,11 +208,13 @@ void read_yarn(Reader& r, const Json& object, bool is_flat, const std::string& w
   }
   const auto it = object.find("rope_scaling");
   if (it == object.end() || !it->is_object()) {
-    return r.fail("rope_scaling", "an object with rope_type yarn", it == object.end() ? "no such key" : shorten(dump_json(*it)));
+    return r.fail("rope_scaling", "an object with rope_type yarn",
+                  it == object.end() ? "no such key" : shorten(dump_json(*it)));
   }
   const auto type = it->find("rope_type");
   if (type == it->end() || *type != "yarn") {
-    return r.refuse("rope_scaling.rope_type", "\"yarn\"", type == it->end() ? "no such key" : shorten(dump_json(*type)));
+    return r.refuse("rope_scaling.rope_type", "\"yarn\"",
+                    type == it->end() ? "no such key" : shorten(dump_json(*type)));
   }
   Reader y(*it, where + ": rope_scaling", false);
   c.yarn.factor = y.number({"factor", nullptr}, 1, 1e6);
@@ -216,7 +232,8 @@ void read_schedule(Reader& r, Config& c) {
   for (int64_t m : r.integers(ratios_key, 0, 1 << 16, 4096)) c.compress_ratios.push_back(static_cast<int>(m));
   const size_t expected = static_cast<size_t>(c.n_layers + c.drafter.n_stages);
   if (r.ok() && c.compress_ratios.size() != expected) {
-    r.fail("compress_ratios", std::to_string(expected) + " entries (layers + drafter stages)", std::to_string(c.compress_ratios.size()));
+    r.fail("compress_ratios", std::to_string(expected) + " entries (layers + drafter stages)",
+           std::to_string(c.compress_ratios.size()));
   }
   const Key kv{"kv_source_layer_ids", "kv_source_layers"};
   const Key index{"index_source_layer_ids", "index_source_layers"};
@@ -224,7 +241,8 @@ void read_schedule(Reader& r, Config& c) {
   c.index_sources = r.layers(index, c.n_layers);
   const Key candidate{"candidate_source_layer_id", "candidate_source_layer"};
   const Json* source = r.find(candidate);
-  c.candidate_source = source == nullptr || source->is_null() ? -1 : static_cast<int>(r.integer(candidate, -1, c.n_layers - 1));
+  c.candidate_source =
+      source == nullptr || source->is_null() ? -1 : static_cast<int>(r.integer(candidate, -1, c.n_layers - 1));
   if (!r.ok()) return;
   for (int stage = 0; stage < c.drafter.n_stages; ++stage) {
     if (c.ratio(c.n_layers + stage) != 0) {
@@ -232,11 +250,13 @@ void read_schedule(Reader& r, Config& c) {
     }
   }
   for (int l : c.kv_sources) {
-    if (c.ratio(l) == 0) return r.fail(r.name(kv), "layers with a compress ratio above 0", "layer " + std::to_string(l));
+    if (c.ratio(l) == 0)
+      return r.fail(r.name(kv), "layers with a compress ratio above 0", "layer " + std::to_string(l));
     if (!c.is_index_source(l)) return r.fail(r.name(index), "every kv source", "no layer " + std::to_string(l));
   }
   for (int l : c.index_sources) {
-    if (c.ratio(l) == 0) return r.fail(r.name(index), "layers with a compress ratio above 0", "layer " + std::to_string(l));
+    if (c.ratio(l) == 0)
+      return r.fail(r.name(index), "layers with a compress ratio above 0", "layer " + std::to_string(l));
   }
   for (int l = 0; l < c.n_layers; ++l) {
     if (c.ratio(l) == 0) continue;
@@ -245,7 +265,8 @@ void read_schedule(Reader& r, Config& c) {
       return r.fail(r.name(kv), "a source at or below every compressed layer", "none for layer " + std::to_string(l));
     }
     if (c.ratio(owner) != c.ratio(l) || c.ratio(c.index_source_of(l)) != c.ratio(l)) {
-      return r.fail("compress_ratios", "the ratio of layer " + std::to_string(l) + "'s sources", std::to_string(c.ratio(l)));
+      return r.fail("compress_ratios", "the ratio of layer " + std::to_string(l) + "'s sources",
+                    std::to_string(c.ratio(l)));
     }
     if (c.index_source_of(l) < owner) {
       return r.fail(r.name(index), "an index source at or above the kv source of layer " + std::to_string(l), "none");
@@ -256,7 +277,8 @@ void read_schedule(Reader& r, Config& c) {
   }
   for (int l : c.index_sources) {
     if (c.applies_candidates(l) && c.kv_source_of(l) != c.kv_source_of(c.candidate_source)) {
-      return r.refuse(r.name(candidate), "a candidate source whose keys all later index sources share", "index source " + std::to_string(l));
+      return r.refuse(r.name(candidate), "a candidate source whose keys all later index sources share",
+                      "index source " + std::to_string(l));
     }
   }
 }
@@ -269,15 +291,18 @@ void read_engram(Reader& r, Config& c) {
   e.vocab = r.integer({"engram_vocab_size", "engram_vocab_size"}, 2, int64_t{1} << 31);
   e.n_heads = r.integer({"engram_n_heads", "engram_n_heads"}, 1, 256);
   e.head_dim = r.integer({"engram_head_dim", "engram_head_dim"}, 1, 65536);
-  e.pad_token_id = static_cast<int32_t>(r.integer({"engram_pad_token_id", "engram_pad_id"}, 0, std::max<int64_t>(c.vocab - 1, 0)));
+  e.pad_token_id =
+      static_cast<int32_t>(r.integer({"engram_pad_token_id", "engram_pad_id"}, 0, std::max<int64_t>(c.vocab - 1, 0)));
   e.n_classes = r.integer({"engram_compressed_vocab_size", "engram_compressed_vocab_size"}, 1, 1 << 24);
   e.n_rows = r.integers({"engram_num_embeddings", "engram_num_embeddings"}, 1, int64_t{1} << 40, 4096);
   must_divide(r, {"engram_head_dim", "engram_head_dim"}, e.head_dim, "32", 32);
   if (r.ok() && e.n_rows.size() != e.layers.size()) {
-    r.fail("engram_num_embeddings", std::to_string(e.layers.size()) + " entries (Engram layers)", std::to_string(e.n_rows.size()));
+    r.fail("engram_num_embeddings", std::to_string(e.layers.size()) + " entries (Engram layers)",
+           std::to_string(e.n_rows.size()));
   }
   if (r.ok() && e.layers.size() * static_cast<size_t>(e.n_columns()) > 4096) {
-    r.fail("engram_n_heads", "at most 4096 hash columns in all", std::to_string(e.layers.size() * static_cast<size_t>(e.n_columns())));
+    r.fail("engram_n_heads", "at most 4096 hash columns in all",
+           std::to_string(e.layers.size() * static_cast<size_t>(e.n_columns())));
   }
 }
 
@@ -286,13 +311,16 @@ void read_drafter(Reader& r, Config& c) {
   d.n_stages = static_cast<int>(r.integer({"num_nextn_predict_layers", "n_mtp_layers"}, 0, 64, 0));
   if (d.n_stages == 0) return;
   d.block_size = r.integer({"dspark_block_size", "dspark_block_size"}, 1, 64);
-  d.noise_token_id = static_cast<int32_t>(r.integer({"dspark_noise_token_id", "dspark_noise_token_id"}, 0, std::max<int64_t>(c.vocab - 1, 0)));
+  d.noise_token_id = static_cast<int32_t>(
+      r.integer({"dspark_noise_token_id", "dspark_noise_token_id"}, 0, std::max<int64_t>(c.vocab - 1, 0)));
   d.target_layers = r.layers({"dspark_target_layer_ids", "dspark_target_layer_ids"}, c.n_layers);
   d.markov_rank = r.integer({"dspark_markov_rank", "dspark_markov_rank"}, 1, 65536);
   d.n_experts = r.integer({"dspark_n_routed_experts", "dspark_n_routed_experts"}, 1, 4096);
   d.n_active = r.integer({"dspark_num_experts_per_tok", "dspark_n_activated_experts"}, 1, 1024);
   if (r.ok() && d.target_layers.empty()) r.fail("dspark_target_layer_ids", "at least one layer", "an empty list");
-  if (r.ok() && d.n_active > d.n_experts) r.fail(r.name({"dspark_num_experts_per_tok", "dspark_n_activated_experts"}), "at most " + std::to_string(d.n_experts), std::to_string(d.n_active));
+  if (r.ok() && d.n_active > d.n_experts)
+    r.fail(r.name({"dspark_num_experts_per_tok", "dspark_n_activated_experts"}),
+           "at most " + std::to_string(d.n_experts), std::to_string(d.n_active));
 }
 
 // Settings that have one supported value.
@@ -323,7 +351,8 @@ void read_quantization(Reader& r, const Json& root, Config& c) {
   if (!it->is_object()) return r.fail("quantization_config", "an object", shorten(dump_json(*it)));
   const auto method = it->find("quant_method");
   if (method == it->end() || !method->is_string()) {
-    return r.fail("quantization_config.quant_method", "a string", method == it->end() ? "no such key" : shorten(dump_json(*method)));
+    return r.fail("quantization_config.quant_method", "a string",
+                  method == it->end() ? "no such key" : shorten(dump_json(*method)));
   }
   const std::string name = method->get<std::string>();
   if (name == "exl3" || name == "deepseek_v41_exl3") return;  // widths come from the tensors themselves
@@ -335,7 +364,8 @@ void read_quantization(Reader& r, const Json& root, Config& c) {
   const std::vector<int64_t> block = q.integers({"weight_block_size", nullptr}, 1, 4096, 2);
   if (q.ok() && block.size() != 2) q.fail("weight_block_size", "two numbers", std::to_string(block.size()));
   if (!q.ok()) {
-    if (q.status().code() == StatusCode::kUnimplemented) return r.refuse("quantization_config", "the released FP8 format", q.status().message());
+    if (q.status().code() == StatusCode::kUnimplemented)
+      return r.refuse("quantization_config", "the released FP8 format", q.status().message());
     return r.fail("quantization_config", "the released FP8 format", q.status().message());
   }
   c.fp8_block_rows = block[0];
@@ -350,7 +380,8 @@ Result<Config> parse_config(std::string_view json_text, std::string_view name) {
   if (!root.is_object()) return data_loss(where + ": expected an object, found " + shorten(dump_json(root)));
   const auto nested = root.find("text_config");
   const bool is_flat = nested == root.end();
-  if (!is_flat && !nested->is_object()) return data_loss(where + ": 'text_config': expected an object, found " + shorten(dump_json(*nested)));
+  if (!is_flat && !nested->is_object())
+    return data_loss(where + ": 'text_config': expected an object, found " + shorten(dump_json(*nested)));
   const Json& text_object = is_flat ? root : *nested;
   Config c;
   Reader r(root, where, is_flat);
@@ -368,7 +399,8 @@ Result<Config> parse_config(std::string_view json_text, std::string_view name) {
   c.eos_token_id = static_cast<int32_t>(r.integer({"eos_token_id", "eos_token_id"}, 0, top, std::min<int64_t>(1, top)));
   c.pad_token_id = static_cast<int32_t>(r.integer({"pad_token_id", "pad_token_id"}, 0, top, std::min<int64_t>(2, top)));
   c.image_token_id = static_cast<int32_t>(r.integer({"image_token_id", "image_token_id"}, -1, top, -1));
-  c.has_vision = is_flat ? root.contains("vision_n_layers") : root.contains("vision_config") && !root["vision_config"].is_null();
+  c.has_vision =
+      is_flat ? root.contains("vision_n_layers") : root.contains("vision_config") && !root["vision_config"].is_null();
   read_quantization(r, root, c);
   RETURN_IF_ERROR(r.status());
   return c;

@@ -6,9 +6,13 @@
 namespace espalier {
 namespace {
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
 
-std::string describe(DType dtype, const Shape& shape) { return std::string(dtype_name(dtype)) + " " + shape_text(shape); }
+std::string describe(DType dtype, const Shape& shape) {
+  return std::string(dtype_name(dtype)) + " " + shape_text(shape);
+}
 
 class Checker {
  public:
@@ -26,7 +30,8 @@ class Checker {
 
  private:
   // Marks the tensor used and checks its shape and type; `dtypes` lists what is accepted, the released one first.
-  Status expect(const std::string& name, const std::vector<DType>& dtypes, const Shape& shape, bool is_optional = false) {
+  Status expect(const std::string& name, const std::vector<DType>& dtypes, const Shape& shape,
+                bool is_optional = false) {
     const std::optional<ConstView> view = index_.find(name);
     if (!view) {
       if (is_optional) {
@@ -38,8 +43,9 @@ class Checker {
     }
     used_.insert(name);
     if (std::find(dtypes.begin(), dtypes.end(), view->dtype) == dtypes.end() || view->shape != shape) {
-      return data_loss(index_.file_of(name).string() + ": tensor '" + name + "': expected " + describe(dtypes.front(), shape) +
-                       ", found " + describe(view->dtype, view->shape) + "; do config.json and the weights belong together?");
+      return data_loss(index_.file_of(name).string() + ": tensor '" + name + "': expected " +
+                       describe(dtypes.front(), shape) + ", found " + describe(view->dtype, view->shape) +
+                       "; do config.json and the weights belong together?");
     }
     return ok_status();
   }
@@ -63,7 +69,8 @@ class Checker {
   Status exl3(const MatrixSpec& spec, const std::string& stem) {
     const std::optional<ConstView> trellis = index_.find(stem + ".trellis");
     const Shape& s = trellis->shape;
-    if ((trellis->dtype != DType::kI16 && trellis->dtype != DType::kU16) || s.size() != 3 || s[0] * 16 != spec.in || s[1] * 16 != spec.out) {
+    if ((trellis->dtype != DType::kI16 && trellis->dtype != DType::kU16) || s.size() != 3 || s[0] * 16 != spec.in ||
+        s[1] * 16 != spec.out) {
       return data_loss(index_.file_of(stem + ".trellis").string() + ": tensor '" + stem + ".trellis': expected I16 [" +
                        std::to_string(spec.in / 16) + ", " + std::to_string(spec.out / 16) + ", 16*bits], found " +
                        describe(trellis->dtype, s));
@@ -86,12 +93,15 @@ class Checker {
     switch (spec.native) {
       case NativeForm::kFp8:
         RETURN_IF_ERROR(expect(name, {DType::kF8E4M3}, {rows, spec.in}));
-        return expect(scale, {DType::kF8E8M0}, {ceil_div(rows, config_.fp8_block_rows), ceil_div(spec.in, config_.fp8_block_cols)});
+        return expect(scale, {DType::kF8E8M0},
+                      {ceil_div(rows, config_.fp8_block_rows), ceil_div(spec.in, config_.fp8_block_cols)});
       case NativeForm::kMxfp4:
         RETURN_IF_ERROR(expect(name, {DType::kI8}, {rows, spec.in / 2}));
         return expect(scale, {DType::kF8E8M0}, {rows, spec.in / 32});
-      case NativeForm::kBf16: return expect(name, {DType::kBF16}, {rows, spec.in});
-      case NativeForm::kF32: return expect(name, {DType::kF32}, {rows, spec.in});
+      case NativeForm::kBf16:
+        return expect(name, {DType::kBF16}, {rows, spec.in});
+      case NativeForm::kF32:
+        return expect(name, {DType::kF32}, {rows, spec.in});
     }
     return ok_status();
   }
@@ -140,11 +150,13 @@ Result<Coverage> require_coverage(const TensorIndex& index, const Config& config
   const std::string dir = index.dir().string();
   if (!coverage.missing.empty()) {
     return not_found(dir + ": expected " + std::to_string(coverage.missing.size()) + " more tensor(s), first " +
-                     first_names(coverage.missing) + ", found none of them; is a shard missing (Engram shards may live in --engram DIR)?");
+                     first_names(coverage.missing) +
+                     ", found none of them; is a shard missing (Engram shards may live in --engram DIR)?");
   }
   if (!coverage.unexpected.empty()) {
-    return data_loss(dir + ": found " + std::to_string(coverage.unexpected.size()) + " tensor(s) that the config does not explain, first " +
-                     first_names(coverage.unexpected) + "; expected none; do config.json and the weights belong together?");
+    return data_loss(dir + ": found " + std::to_string(coverage.unexpected.size()) +
+                     " tensor(s) that the config does not explain, first " + first_names(coverage.unexpected) +
+                     "; expected none; do config.json and the weights belong together?");
   }
   return coverage;
 }

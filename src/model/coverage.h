@@ -12,8 +12,8 @@
 
 namespace espalier {
 
-// Stem under which the EXL3 form of a matrix is stored, or empty when it is not there. Packs differ in how they name the wo_a
-// slices (`wo_a.slice.G`, `wo_a.G`, `wo_a.group.G`) and the head (`head`, `lm_head`).
+// Stem under which the EXL3 form of a matrix is stored, or empty when it is not there. Packs differ in how they name
+// the wo_a slices (`wo_a.slice.G`, `wo_a.G`, `wo_a.group.G`) and the head (`head`, `lm_head`).
 std::string exl3_stem(const TensorIndex& index, const MatrixSpec& spec);
 // Name of the tensor that holds the native form: `<stem>.weight`; for a wo_a slice the undivided `…wo_a.weight`.
 std::string native_name(const MatrixSpec& spec);

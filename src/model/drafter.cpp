@@ -23,23 +23,26 @@ void DrafterState::reset(int64_t first_position) {
   n_tokens_ = first_position;
 }
 
-void draft_main_x(const CallContext& context, const DrafterGlobals& globals, const float* taps, int64_t n_rows, float* main_x) {
+void draft_main_x(const CallContext& context, const DrafterGlobals& globals, const float* taps, int64_t n_rows,
+                  float* main_x) {
   project(context, globals.main_proj, "mtp.0.main_proj", taps, n_rows, Rounding::kActQuant, main_x);
   normalise(context, main_x, globals.main_norm, n_rows, main_x);
 }
 
-void seed_stage(const CallContext& context, const BlockWeights& stage_weights, int stage, const float* main_x, int64_t n_rows,
-                int64_t start, WindowRing& ring) {
+void seed_stage(const CallContext& context, const BlockWeights& stage_weights, int stage, const float* main_x,
+                int64_t n_rows, int64_t start, WindowRing& ring) {
   const Config& c = context.config;
   const int block = c.n_layers + stage;
   const Rotation rotation = make_rotation(c, block, start, n_rows);
-  const std::vector<float> keys = make_window_keys(context, stage_weights.attn, block_prefix(c, block), rotation, main_x, n_rows);
+  const std::vector<float> keys =
+      make_window_keys(context, stage_weights.attn, block_prefix(c, block), rotation, main_x, n_rows);
   for (int64_t t = std::max<int64_t>(0, n_rows - ring.n_slots); t < n_rows; ++t) {
     std::copy_n(keys.data() + t * c.head_dim, c.head_dim, ring.row(start + t));
   }
 }
 
-void begin_draft(const CallContext& context, const GlobalWeights& globals, int32_t token, int64_t position, DraftStream* stream) {
+void begin_draft(const CallContext& context, const GlobalWeights& globals, int32_t token, int64_t position,
+                 DraftStream* stream) {
   const Config& c = context.config;
   stream->ids.assign(static_cast<size_t>(c.drafter.block_size), c.drafter.noise_token_id);
   stream->ids[0] = token;
@@ -61,7 +64,8 @@ void run_draft_stage(const CallContext& context, const BlockWeights& stage_weigh
     // Every row attends the same set: the ring, then the block's own rows (not causal).
     KeyLists lists;
     for (int64_t t = 0; t < n_rows; ++t) {
-      for (int64_t j = std::max(first_position, stream.start - c.window); j < stream.start; ++j) lists.keys.push_back(ring.row(j));
+      for (int64_t j = std::max(first_position, stream.start - c.window); j < stream.start; ++j)
+        lists.keys.push_back(ring.row(j));
       for (int64_t j = 0; j < n_rows; ++j) lists.keys.push_back(own.data() + j * c.head_dim);
       lists.begin.push_back(static_cast<int64_t>(lists.keys.size()));
     }
@@ -117,7 +121,8 @@ CallContext context_of(const Model& model, Numerics numerics, ThreadPool& pool, 
 Status seed_drafter(const Model& model, DrafterState& state, const Tensor& taps, int64_t n_rows, Numerics numerics,
                     ThreadPool& pool, LayerObserver* observer) {
   const Config& c = model.config();
-  if (c.drafter.n_stages == 0) return failed_precondition("drafter: this model has none (num_nextn_predict_layers is 0)");
+  if (c.drafter.n_stages == 0)
+    return failed_precondition("drafter: this model has none (num_nextn_predict_layers is 0)");
   CHECK(n_rows <= taps.dim(0)) << "taps of " << taps.dim(0) << " rows, asked for " << n_rows;
   const CallContext context = context_of(model, numerics, pool, observer);
   // Only the last `window` rows can be seen again.
@@ -133,19 +138,23 @@ Status seed_drafter(const Model& model, DrafterState& state, const Tensor& taps,
   return ok_status();
 }
 
-Result<DraftResult> draft(const Model& model, const DrafterState& state, int32_t token, Numerics numerics, ThreadPool& pool,
-                          LayerObserver* observer) {
+Result<DraftResult> draft(const Model& model, const DrafterState& state, int32_t token, Numerics numerics,
+                          ThreadPool& pool, LayerObserver* observer) {
   const Config& c = model.config();
-  if (c.drafter.n_stages == 0) return failed_precondition("drafter: this model has none (num_nextn_predict_layers is 0)");
-  if (state.n_tokens() == state.first_position()) return failed_precondition("drafter: no position has been seeded yet");
+  if (c.drafter.n_stages == 0)
+    return failed_precondition("drafter: this model has none (num_nextn_predict_layers is 0)");
+  if (state.n_tokens() == state.first_position())
+    return failed_precondition("drafter: no position has been seeded yet");
   if (token < 0 || token >= c.vocab) {
-    return invalid_argument("drafter: expected a token id in 0.." + std::to_string(c.vocab - 1) + ", found " + std::to_string(token));
+    return invalid_argument("drafter: expected a token id in 0.." + std::to_string(c.vocab - 1) + ", found " +
+                            std::to_string(token));
   }
   const CallContext context = context_of(model, numerics, pool, observer);
   DraftStream stream;
   begin_draft(context, model.globals, token, state.n_tokens(), &stream);
   for (int k = 0; k < c.drafter.n_stages; ++k) {
-    run_draft_stage(context, model.stages[static_cast<size_t>(k)], k, state.rings[static_cast<size_t>(k)], state.first_position(), stream);
+    run_draft_stage(context, model.stages[static_cast<size_t>(k)], k, state.rings[static_cast<size_t>(k)],
+                    state.first_position(), stream);
   }
   return finish_draft(context, model.globals, model.drafter, stream);
 }

@@ -47,7 +47,8 @@ class NumpyPcg64 {
       out[i] = v ^ (v >> 16);
     }
     uint64_t a[4];
-    for (int i = 0; i < 4; ++i) a[i] = static_cast<uint64_t>(out[2 * i]) | (static_cast<uint64_t>(out[2 * i + 1]) << 32);
+    for (int i = 0; i < 4; ++i)
+      a[i] = static_cast<uint64_t>(out[2 * i]) | (static_cast<uint64_t>(out[2 * i + 1]) << 32);
     increment_ = 2 * ((static_cast<uint128>(a[2]) << 64) + a[3]) + 1;
     state_ = 0;
     step();
@@ -99,21 +100,23 @@ Result<std::vector<EngramHash>> make_engram_hashes(const Config& config) {
       }
     }
     if (hash.n_rows != e.n_rows[slot]) {
-      return data_loss("config: 'engram_num_embeddings'[" + std::to_string(slot) + "]: expected the sum of the layer's primes " +
-                       std::to_string(hash.n_rows) + ", found " + std::to_string(e.n_rows[slot]));
+      return data_loss("config: 'engram_num_embeddings'[" + std::to_string(slot) +
+                       "]: expected the sum of the layer's primes " + std::to_string(hash.n_rows) + ", found " +
+                       std::to_string(e.n_rows[slot]));
     }
     const int64_t half = INT64_MAX / e.n_classes / 2;
     NumpyPcg64 rng(static_cast<uint64_t>(10007) * static_cast<uint64_t>(e.layers[slot]));
     for (int64_t i = 0; i < e.max_ngram; ++i) {
-      hash.multipliers.push_back(2 * static_cast<int64_t>(rng.bounded(static_cast<uint64_t>(std::max<int64_t>(half, 1)))) + 1);
+      hash.multipliers.push_back(
+          2 * static_cast<int64_t>(rng.bounded(static_cast<uint64_t>(std::max<int64_t>(half, 1)))) + 1);
     }
     out.push_back(std::move(hash));
   }
   return out;
 }
 
-void engram_rows(const EngramHash& hash, std::span<const int32_t> history, int64_t p, int32_t pad_class, int64_t n_heads,
-                 int64_t* rows) {
+void engram_rows(const EngramHash& hash, std::span<const int32_t> history, int64_t p, int32_t pad_class,
+                 int64_t n_heads, int64_t* rows) {
   bool is_blocked = false;
   int64_t mixed = 0;
   const int64_t max_ngram = static_cast<int64_t>(hash.multipliers.size());
@@ -135,7 +138,8 @@ Status read_engram_row(const EngramTable& table, int64_t row, float* out) {
   for (int64_t i = 0; i < dim; ++i) {
     out[i] = round_bf16(decode_e4m3(codes[i]) * decode_e8m0(scales[i / 32]));
     if (!std::isfinite(out[i])) {
-      return data_loss("tensor '" + table.name + ".weight': element [" + std::to_string(row) + ", " + std::to_string(i) +
+      return data_loss("tensor '" + table.name + ".weight': element [" + std::to_string(row) + ", " +
+                       std::to_string(i) +
                        "]: expected a finite number, found NaN or infinity; the file is damaged, download it again");
     }
   }

@@ -23,11 +23,11 @@ struct Source {
   const uint8_t* scale = nullptr;   // first scale row of the stored matrix
   int64_t in = 0;
   int64_t out = 0;
-  int64_t row_begin = 0;            // of the stored matrix, for block scales
+  int64_t row_begin = 0;  // of the stored matrix, for block scales
   int64_t block_rows = 1;
   int64_t block_cols = 32;
   int64_t scale_cols = 0;
-  DType dtype = DType::kF32;        // of a dense weight
+  DType dtype = DType::kF32;  // of a dense weight
 
   void row(int64_t o, float* w) const;
 };
@@ -72,7 +72,8 @@ void Source::row(int64_t o, float* w) const {
       }
       return;
     }
-    default: break;
+    default:
+      break;
   }
   const int64_t size = dtype_size_bytes(dtype);
   const uint8_t* p = weight + o * in * size;
@@ -93,9 +94,11 @@ Status check_finite(const Source& source) {
     source.row(o, w.data());
     for (int64_t i = 0; i < source.in; ++i) {
       if (!std::isfinite(w[static_cast<size_t>(i)])) {
-        return data_loss("tensor '" + source.name + "': element [" + std::to_string(source.row_begin + o) + ", " + std::to_string(i) +
-                         "]" + (source.scale != nullptr ? " (code times scale)" : "") + ": expected a finite number, found " +
-                         (std::isnan(w[static_cast<size_t>(i)]) ? "NaN" : "infinity") + "; the file is damaged, download it again");
+        return data_loss("tensor '" + source.name + "': element [" + std::to_string(source.row_begin + o) + ", " +
+                         std::to_string(i) + "]" + (source.scale != nullptr ? " (code times scale)" : "") +
+                         ": expected a finite number, found " +
+                         (std::isnan(w[static_cast<size_t>(i)]) ? "NaN" : "infinity") +
+                         "; the file is damaged, download it again");
       }
     }
   }
@@ -104,11 +107,14 @@ Status check_finite(const Source& source) {
 
 codec::SimdTier codec_tier() {
   switch (ops::active_tier()) {
-    case ops::Tier::kReference: return codec::SimdTier::kPortable;
+    case ops::Tier::kReference:
+      return codec::SimdTier::kPortable;
     case ops::Tier::kBaseline:
       return codec::best_simd_tier() < codec::SimdTier::kSse4 ? codec::SimdTier::kPortable : codec::SimdTier::kSse4;
-    case ops::Tier::kAvx2: return codec::SimdTier::kAvx2;
-    case ops::Tier::kAvx512: return codec::best_simd_tier();
+    case ops::Tier::kAvx2:
+      return codec::SimdTier::kAvx2;
+    case ops::Tier::kAvx512:
+      return codec::best_simd_tier();
   }
   return codec::SimdTier::kPortable;
 }
@@ -166,8 +172,9 @@ Linear::Linear(Linear&&) noexcept = default;
 Linear& Linear::operator=(Linear&&) noexcept = default;
 Linear::Linear(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
-Result<Linear> Linear::from_fp8(const std::string& name, const ConstView& weight, const ConstView& scale, int64_t block_rows,
-                                int64_t block_cols, int64_t row_begin, int64_t out, WeightResidency residency) {
+Result<Linear> Linear::from_fp8(const std::string& name, const ConstView& weight, const ConstView& scale,
+                                int64_t block_rows, int64_t block_cols, int64_t row_begin, int64_t out,
+                                WeightResidency residency) {
   CHECK(weight.shape.size() == 2 && scale.shape.size() == 2 && row_begin + out <= weight.shape[0]) << name;
   Source s;
   s.form = LinearForm::kFp8;
@@ -242,11 +249,21 @@ Linear Linear::from_exl3(const codec::Exl3View& view, WeightResidency residency)
   return Linear(std::move(impl));
 }
 
-int64_t Linear::in() const { return impl_->in; }
-int64_t Linear::out() const { return impl_->out; }
-LinearForm Linear::form() const { return impl_->form; }
-int64_t Linear::stored_bits() const { return impl_->stored_bits; }
-const codec::Exl3View* Linear::exl3() const { return impl_->form == LinearForm::kExl3 ? &impl_->exl3 : nullptr; }
+int64_t Linear::in() const {
+  return impl_->in;
+}
+int64_t Linear::out() const {
+  return impl_->out;
+}
+LinearForm Linear::form() const {
+  return impl_->form;
+}
+int64_t Linear::stored_bits() const {
+  return impl_->stored_bits;
+}
+const codec::Exl3View* Linear::exl3() const {
+  return impl_->form == LinearForm::kExl3 ? &impl_->exl3 : nullptr;
+}
 
 void Linear::apply(ThreadPool& pool, const float* x, int64_t n_rows, float* y) const {
   CHECK(impl_ != nullptr) << "apply on an empty Linear";

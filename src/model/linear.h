@@ -1,10 +1,11 @@
-// One weight matrix W in the form y[n, out] = x[n, in] * W, made from any stored form: FP8 blocks, MXFP4, BF16, F32 or EXL3.
+// One weight matrix W in the form y[n, out] = x[n, in] * W, made from any stored form: FP8 blocks, MXFP4, BF16, F32 or
+// EXL3.
 //
-// fp32 arithmetic with a fixed order: every output is one chain of fused multiply-adds over ascending input index, so a row's
-// result does not depend on the other rows, the threads or the SIMD tier (ops/matmul.h; EXL3: codec/matmul.h, the chain runs in
-// the rotated basis). Weights are packed once, or kept in their stored form and unpacked at every use (kStored), which
-// gives the same bits and is meant for networks that do not fit in memory unpacked.
-// Threads: immutable after making; concurrent apply() is fine as long as each caller has its own pool.
+// fp32 arithmetic with a fixed order: every output is one chain of fused multiply-adds over ascending input index, so a
+// row's result does not depend on the other rows, the threads or the SIMD tier (ops/matmul.h; EXL3: codec/matmul.h, the
+// chain runs in the rotated basis). Weights are packed once, or kept in their stored form and unpacked at every use
+// (kStored), which gives the same bits and is meant for networks that do not fit in memory unpacked. Threads: immutable
+// after making; concurrent apply() is fine as long as each caller has its own pool.
 #pragma once
 
 #include <cstdint>
@@ -39,9 +40,11 @@ class Linear {
 
   // weight [out, in]:F8_E4M3 with scale [ceil(out_total/block_rows), ceil(in/block_cols)]:F8_E8M0.
   // Rows [row_begin, row_begin + out) of the stored matrix are taken (slices of wo_a).
-  // All makers: `name` is the tensor's name for messages; data_loss when an element is NaN or infinite, naming it and its index.
-  static Result<Linear> from_fp8(const std::string& name, const ConstView& weight, const ConstView& scale, int64_t block_rows,
-                                 int64_t block_cols, int64_t row_begin, int64_t out, WeightResidency residency);
+  // All makers: `name` is the tensor's name for messages; data_loss when an element is NaN or infinite, naming it and
+  // its index.
+  static Result<Linear> from_fp8(const std::string& name, const ConstView& weight, const ConstView& scale,
+                                 int64_t block_rows, int64_t block_cols, int64_t row_begin, int64_t out,
+                                 WeightResidency residency);
   // weight [out, in/2]:I8 (even element in the low nibble), scale [out, in/32]:F8_E8M0.
   static Result<Linear> from_mxfp4(const std::string& name, const ConstView& weight, const ConstView& scale,
                                    WeightResidency residency);
@@ -50,8 +53,8 @@ class Linear {
                                    WeightResidency residency);
   // w [in, out] float, for example a reconstructed matrix.
   static Linear from_kn(const float* w, int64_t in, int64_t out);
-  // EXL3 kUnpacked keeps the trellis values as fp32 panels between the two rotations; kStored decodes at every apply. Both give
-  // the same bits. The owning form copies nothing; the view's memory must outlive the Linear.
+  // EXL3 kUnpacked keeps the trellis values as fp32 panels between the two rotations; kStored decodes at every apply.
+  // Both give the same bits. The owning form copies nothing; the view's memory must outlive the Linear.
   static Linear from_exl3(codec::Exl3Tensor tensor, WeightResidency residency);
   static Linear from_exl3(const codec::Exl3View& view, WeightResidency residency);
 

@@ -10,7 +10,8 @@
 
 namespace espalier {
 
-Routing route(const CallContext& context, const MoeWeights& weights, const float* x, int64_t n_rows, int64_t n_active, int block) {
+Routing route(const CallContext& context, const MoeWeights& weights, const float* x, int64_t n_rows, int64_t n_active,
+              int block) {
   const int64_t n_experts = weights.gate.out();
   const std::vector<float> logits = project(context, weights.gate, "", x, n_rows, Rounding::kNone);
   std::vector<float> scores(logits.size());
@@ -34,8 +35,8 @@ Routing route(const CallContext& context, const MoeWeights& weights, const float
   return routing;
 }
 
-void expert_hidden(const CallContext& context, const ExpertWeights& expert, const float* x, int64_t n_rows, const float* gate,
-                   float* z) {
+void expert_hidden(const CallContext& context, const ExpertWeights& expert, const float* x, int64_t n_rows,
+                   const float* gate, float* z) {
   const int64_t d_ff = expert.w1.out();
   const std::vector<float> up = project(context, expert.w3, "", x, n_rows, Rounding::kActQuant);
   project(context, expert.w1, "", x, n_rows, Rounding::kActQuant, z);
@@ -53,7 +54,8 @@ struct ExpertRows {
 
 std::vector<ExpertRows> group_by_expert(const Routing& routing, int64_t n_experts) {
   std::vector<ExpertRows> all(static_cast<size_t>(n_experts));
-  for (size_t i = 0; i < routing.ids.size(); ++i) all[static_cast<size_t>(routing.ids[i])].places.push_back(static_cast<int64_t>(i));
+  for (size_t i = 0; i < routing.ids.size(); ++i)
+    all[static_cast<size_t>(routing.ids[i])].places.push_back(static_cast<int64_t>(i));
   std::vector<ExpertRows> used;
   for (size_t e = 0; e < all.size(); ++e) {
     if (all[e].places.empty()) continue;
@@ -61,13 +63,15 @@ std::vector<ExpertRows> group_by_expert(const Routing& routing, int64_t n_expert
     used.push_back(std::move(all[e]));
   }
   // Long lists first, so that threads end together; outputs have fixed places, so the order does not matter.
-  std::stable_sort(used.begin(), used.end(), [](const ExpertRows& a, const ExpertRows& b) { return a.places.size() > b.places.size(); });
+  std::stable_sort(used.begin(), used.end(),
+                   [](const ExpertRows& a, const ExpertRows& b) { return a.places.size() > b.places.size(); });
   return used;
 }
 
 }  // namespace
 
-void run_moe(const CallContext& context, const MoeWeights& weights, int block, const float* x, int64_t n_rows, float* y) {
+void run_moe(const CallContext& context, const MoeWeights& weights, int block, const float* x, int64_t n_rows,
+             float* y) {
   const Config& c = context.config;
   const int64_t d = c.d_model;
   const int64_t n_active = block < c.n_layers ? c.n_active : c.drafter.n_active;
@@ -93,7 +97,8 @@ void run_moe(const CallContext& context, const MoeWeights& weights, int block, c
     std::vector<float> z(static_cast<size_t>(n * expert.w1.out()));
     expert_hidden(quiet, expert, in.data(), n, gate.data(), z.data());
     project(quiet, expert.w2, "", z.data(), n, Rounding::kActQuant, in.data());
-    for (int64_t i = 0; i < n; ++i) std::copy_n(in.data() + i * d, d, outputs.data() + rows.places[static_cast<size_t>(i)] * d);
+    for (int64_t i = 0; i < n; ++i)
+      std::copy_n(in.data() + i * d, d, outputs.data() + rows.places[static_cast<size_t>(i)] * d);
   };
   const double work = 3.0 * static_cast<double>(n_rows * n_active * d * c.d_ff);
   if (work > 4e6) {
@@ -110,7 +115,8 @@ void run_moe(const CallContext& context, const MoeWeights& weights, int block, c
     context.observer->linear_input(prefix + "ffn.shared_experts.w3", x, n_rows, d);
   }
   expert_hidden(quiet, weights.shared, x, n_rows, nullptr, z.data());
-  const std::vector<float> shared = project(context, weights.shared.w2, prefix + "ffn.shared_experts.w2", z.data(), n_rows, Rounding::kActQuant);
+  const std::vector<float> shared =
+      project(context, weights.shared.w2, prefix + "ffn.shared_experts.w2", z.data(), n_rows, Rounding::kActQuant);
   ops::for_rows(context.pool, n_rows, static_cast<double>(n_active * d), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       float* out = y + t * d;

@@ -5,7 +5,8 @@ namespace {
 
 class MatrixList {
  public:
-  MatrixList(std::vector<MatrixSpec>& out, std::string prefix, int block) : out_(out), prefix_(std::move(prefix)), block_(block) {}
+  MatrixList(std::vector<MatrixSpec>& out, std::string prefix, int block)
+      : out_(out), prefix_(std::move(prefix)), block_(block) {}
 
   MatrixSpec& add(const std::string& name, MatrixKind kind, NativeForm native, int64_t in, int64_t out) {
     MatrixSpec m;
@@ -30,22 +31,26 @@ void append_block(const Config& c, int block, std::vector<MatrixSpec>& out) {
   MatrixList list(out, block_prefix(c, block), block);
   const bool is_layer = block < c.n_layers;
   if (is_layer && c.engram_slot(block) >= 0) {
-    list.add("engram.wkv", MatrixKind::kEngramWkv, NativeForm::kFp8, c.engram.d_concat(), (c.n_streams + 1) * c.d_model);
+    list.add("engram.wkv", MatrixKind::kEngramWkv, NativeForm::kFp8, c.engram.d_concat(),
+             (c.n_streams + 1) * c.d_model);
   }
   list.add("attn.wq_a", MatrixKind::kWqA, NativeForm::kFp8, c.d_model, c.q_lora_rank);
   list.add("attn.wq_b", MatrixKind::kWqB, NativeForm::kFp8, c.q_lora_rank, c.n_heads * c.head_dim);
   list.add("attn.wkv", MatrixKind::kWkv, NativeForm::kFp8, c.d_model, c.head_dim);
   if (is_layer && c.is_kv_source(block)) {
     list.add("attn.compressor.wkv", MatrixKind::kCompressorWkv, NativeForm::kBf16, c.d_model, c.head_dim);
-    if (c.ratio(block) > 1) list.add("attn.compressor.wgate", MatrixKind::kCompressorWgate, NativeForm::kBf16, c.d_model, c.head_dim);
+    if (c.ratio(block) > 1)
+      list.add("attn.compressor.wgate", MatrixKind::kCompressorWgate, NativeForm::kBf16, c.d_model, c.head_dim);
     list.add("attn.indexer.wk", MatrixKind::kIndexerWk, NativeForm::kBf16, c.head_dim, c.index_head_dim);
   }
   if (is_layer && c.is_index_source(block)) {
-    list.add("attn.indexer.wq_b", MatrixKind::kIndexerWqB, NativeForm::kFp8, c.q_lora_rank, c.index_n_heads * c.index_head_dim);
+    list.add("attn.indexer.wq_b", MatrixKind::kIndexerWqB, NativeForm::kFp8, c.q_lora_rank,
+             c.index_n_heads * c.index_head_dim);
   }
   for (int g = 0; g < static_cast<int>(c.o_groups); ++g) {
-    list.add("attn.wo_a.slice." + std::to_string(g), MatrixKind::kWoA, NativeForm::kFp8, c.n_heads / c.o_groups * c.head_dim,
-             c.o_lora_rank).group = g;
+    list.add("attn.wo_a.slice." + std::to_string(g), MatrixKind::kWoA, NativeForm::kFp8,
+             c.n_heads / c.o_groups * c.head_dim, c.o_lora_rank)
+        .group = g;
   }
   list.add("attn.wo_b", MatrixKind::kWoB, NativeForm::kFp8, c.o_groups * c.o_lora_rank, c.d_model);
   const int64_t n_experts = is_layer ? c.n_experts : c.drafter.n_experts;
@@ -81,7 +86,8 @@ void append_plain_block(const Config& c, int block, std::vector<TensorSpec>& out
     add("attn.compressor.norm.weight", DType::kBF16, {c.head_dim});
     add("attn.indexer.k_norm.weight", DType::kBF16, {c.index_head_dim});
   }
-  if (is_layer && c.is_index_source(block)) add("attn.indexer.weights_proj.weight", DType::kBF16, {c.index_n_heads, c.d_model});
+  if (is_layer && c.is_index_source(block))
+    add("attn.indexer.weights_proj.weight", DType::kBF16, {c.index_n_heads, c.d_model});
   const int64_t n_experts = is_layer ? c.n_experts : c.drafter.n_experts;
   add("ffn.gate.weight", DType::kBF16, {n_experts, c.d_model});
   add("ffn.gate.bias", DType::kF32, {n_experts});

@@ -1,6 +1,6 @@
 // Tensor names, shapes and forms of a checkpoint or pack for a given config: what must be there, what may be, and which
-// matrices a quantizer replaces. The names are the vendor's; EXL3 packs store `<stem>.trellis/.suh/.svh(/.mul1|.mcg)` instead
-// of `<stem>.weight(/.scale)`. Source: model.md section 2, packs.md 1.4, docs/formats/checkpoint.md.
+// matrices a quantizer replaces. The names are the vendor's; EXL3 packs store `<stem>.trellis/.suh/.svh(/.mul1|.mcg)`
+// instead of `<stem>.weight(/.scale)`. Source: model.md section 2, packs.md 1.4, docs/formats/checkpoint.md.
 #pragma once
 
 #include <cstdint>
@@ -17,23 +17,36 @@ namespace espalier {
 enum class NativeForm { kFp8, kMxfp4, kBf16, kF32 };
 
 enum class MatrixKind {
-  kWqA, kWqB, kWkv, kWoA, kWoB,                       // attention; kWoA is one group's slice
-  kCompressorWkv, kCompressorWgate, kIndexerWqB, kIndexerWk,
-  kExpertW1, kExpertW3, kExpertW2,                    // routed experts
-  kSharedW1, kSharedW3, kSharedW2,
-  kEngramWkv, kHead, kMainProj,
+  kWqA,
+  kWqB,
+  kWkv,
+  kWoA,
+  kWoB,  // attention; kWoA is one group's slice
+  kCompressorWkv,
+  kCompressorWgate,
+  kIndexerWqB,
+  kIndexerWk,
+  kExpertW1,
+  kExpertW3,
+  kExpertW2,  // routed experts
+  kSharedW1,
+  kSharedW3,
+  kSharedW2,
+  kEngramWkv,
+  kHead,
+  kMainProj,
 };
 
 // One matrix that is multiplied with activations and that a quantizer may replace.
 struct MatrixSpec {
-  std::string stem;          // "layers.3.attn.wq_a", "layers.3.attn.wo_a.slice.1", "mtp.0.ffn.experts.2.w1", "head"
+  std::string stem;  // "layers.3.attn.wq_a", "layers.3.attn.wo_a.slice.1", "mtp.0.ffn.experts.2.w1", "head"
   MatrixKind kind;
   NativeForm native;
   int64_t in = 0;
   int64_t out = 0;
-  int block = -1;            // backbone layer, or n_layers + stage for the drafter; -1: root
-  int expert = -1;           // routed expert id
-  int group = -1;            // wo_a slice; native tensor is rows [group*out, (group+1)*out) of `<block>.attn.wo_a`
+  int block = -1;               // backbone layer, or n_layers + stage for the drafter; -1: root
+  int expert = -1;              // routed expert id
+  int group = -1;               // wo_a slice; native tensor is rows [group*out, (group+1)*out) of `<block>.attn.wo_a`
   bool is_quantizable = false;  // both dimensions are multiples of 128
 };
 

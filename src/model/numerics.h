@@ -2,7 +2,8 @@
 //
 // full   fp32 everywhere, no rounding of activations, keys or index data
 // kvq    fp32, and window keys / compressed KV / index queries and keys pass through the released cache formats
-// vendor bf16 activations, e4m3 activations before FP8 and FP4 linears, the cache formats, bf16 index scores, attention by
+// vendor bf16 activations, e4m3 activations before FP8 and FP4 linears, the cache formats, bf16 index scores, attention
+// by
 //        online softmax over 64 list places with bf16 probabilities
 #pragma once
 

@@ -52,7 +52,8 @@ void SequenceState::advance(int64_t n) {
 int64_t SequenceState::size_bytes() const {
   size_t floats = 0;
   for (const WindowRing& w : windows) floats += w.rows.size();
-  for (const CompressedCache& c : compressed) floats += c.kv.size() + c.index_keys.size() + c.group_kv.size() + c.group_gate.size();
+  for (const CompressedCache& c : compressed)
+    floats += c.kv.size() + c.index_keys.size() + c.group_kv.size() + c.group_gate.size();
   return static_cast<int64_t>(4 * floats + 4 * engram_history.size());
 }
 

@@ -71,7 +71,9 @@ Result<Linear> load_exl3_matrix(const TensorIndex& index, const std::string& ste
   const codec::TensorLookup find = [&](const std::string& name) { return index.find(name); };
   const codec::Exl3Parts parts = codec::find_exl3_parts(find, stem);
   const std::string name = index.file_of(stem + ".trellis").string() + ": " + stem;
-  const auto is_aligned = [](const std::optional<ConstView>& v) { return !v || reinterpret_cast<uintptr_t>(v->data) % 2 == 0; };
+  const auto is_aligned = [](const std::optional<ConstView>& v) {
+    return !v || reinterpret_cast<uintptr_t>(v->data) % 2 == 0;
+  };
   if (!parts.su && !parts.sv && is_aligned(parts.trellis) && is_aligned(parts.suh) && is_aligned(parts.svh)) {
     ASSIGN_OR_RETURN(const codec::Exl3View view, codec::view_exl3(name, parts));
     return Linear::from_exl3(view, residency);
@@ -87,13 +89,27 @@ WeightLoader::~WeightLoader() = default;
 WeightLoader::WeightLoader(WeightLoader&&) noexcept = default;
 WeightLoader& WeightLoader::operator=(WeightLoader&&) noexcept = default;
 
-const std::string& WeightLoader::dir() const { return impl_->dir; }
-const Config& WeightLoader::config() const { return impl_->config; }
-const TensorIndex& WeightLoader::index() const { return *impl_->index; }
-const Coverage& WeightLoader::coverage() const { return impl_->coverage; }
-const std::vector<EngramHash>& WeightLoader::engram_hashes() const { return impl_->hashes; }
-const std::vector<int32_t>& WeightLoader::engram_token_map() const { return impl_->token_map; }
-std::shared_ptr<const void> WeightLoader::files() const { return impl_->index; }
+const std::string& WeightLoader::dir() const {
+  return impl_->dir;
+}
+const Config& WeightLoader::config() const {
+  return impl_->config;
+}
+const TensorIndex& WeightLoader::index() const {
+  return *impl_->index;
+}
+const Coverage& WeightLoader::coverage() const {
+  return impl_->coverage;
+}
+const std::vector<EngramHash>& WeightLoader::engram_hashes() const {
+  return impl_->hashes;
+}
+const std::vector<int32_t>& WeightLoader::engram_token_map() const {
+  return impl_->token_map;
+}
+std::shared_ptr<const void> WeightLoader::files() const {
+  return impl_->index;
+}
 
 Result<WeightLoader> WeightLoader::open(const std::string& dir, const LoadOptions& options) {
   auto impl = std::make_unique<Impl>();
@@ -123,7 +139,8 @@ Result<WeightLoader> WeightLoader::open(const std::string& dir, const LoadOption
                        "; do config.json and tokenizer.json belong together?");
     }
     if (engram.pad_token_id >= static_cast<int64_t>(impl->token_map.size())) {
-      return data_loss(dir + ": 'engram_pad_token_id': expected an id of the tokenizer, found " + std::to_string(engram.pad_token_id));
+      return data_loss(dir + ": 'engram_pad_token_id': expected an id of the tokenizer, found " +
+                       std::to_string(engram.pad_token_id));
     }
   }
   return WeightLoader(std::move(impl));
@@ -219,24 +236,41 @@ Result<BlockWeights> WeightLoader::load_block(ThreadPool& pool, int block) const
 Linear& matrix_place(BlockWeights& w, const MatrixSpec& spec) {
   const auto expert = [&]() -> ExpertWeights& { return w.moe.experts[static_cast<size_t>(spec.expert)]; };
   switch (spec.kind) {
-    case MatrixKind::kWqA: return w.attn.wq_a;
-    case MatrixKind::kWqB: return w.attn.wq_b;
-    case MatrixKind::kWkv: return w.attn.wkv;
-    case MatrixKind::kWoA: return w.attn.wo_a[static_cast<size_t>(spec.group)];
-    case MatrixKind::kWoB: return w.attn.wo_b;
-    case MatrixKind::kCompressorWkv: return w.attn.compressor->wkv;
-    case MatrixKind::kCompressorWgate: return w.attn.compressor->wgate;
-    case MatrixKind::kIndexerWqB: return w.attn.indexer->wq_b;
-    case MatrixKind::kIndexerWk: return w.attn.indexer->wk;
-    case MatrixKind::kExpertW1: return expert().w1;
-    case MatrixKind::kExpertW3: return expert().w3;
-    case MatrixKind::kExpertW2: return expert().w2;
-    case MatrixKind::kSharedW1: return w.moe.shared.w1;
-    case MatrixKind::kSharedW3: return w.moe.shared.w3;
-    case MatrixKind::kSharedW2: return w.moe.shared.w2;
-    case MatrixKind::kEngramWkv: return w.engram->wkv;
+    case MatrixKind::kWqA:
+      return w.attn.wq_a;
+    case MatrixKind::kWqB:
+      return w.attn.wq_b;
+    case MatrixKind::kWkv:
+      return w.attn.wkv;
+    case MatrixKind::kWoA:
+      return w.attn.wo_a[static_cast<size_t>(spec.group)];
+    case MatrixKind::kWoB:
+      return w.attn.wo_b;
+    case MatrixKind::kCompressorWkv:
+      return w.attn.compressor->wkv;
+    case MatrixKind::kCompressorWgate:
+      return w.attn.compressor->wgate;
+    case MatrixKind::kIndexerWqB:
+      return w.attn.indexer->wq_b;
+    case MatrixKind::kIndexerWk:
+      return w.attn.indexer->wk;
+    case MatrixKind::kExpertW1:
+      return expert().w1;
+    case MatrixKind::kExpertW3:
+      return expert().w3;
+    case MatrixKind::kExpertW2:
+      return expert().w2;
+    case MatrixKind::kSharedW1:
+      return w.moe.shared.w1;
+    case MatrixKind::kSharedW3:
+      return w.moe.shared.w3;
+    case MatrixKind::kSharedW2:
+      return w.moe.shared.w2;
+    case MatrixKind::kEngramWkv:
+      return w.engram->wkv;
     case MatrixKind::kHead:
-    case MatrixKind::kMainProj: break;
+    case MatrixKind::kMainProj:
+      break;
   }
   CHECK(false) << spec.stem << " is not part of a block";
   return w.attn.wq_a;

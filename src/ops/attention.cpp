@@ -21,8 +21,15 @@ void attention(ThreadPool& pool, const AttentionParams& p) {
       const int64_t n_keys = p.key_begin[t + 1] - p.key_begin[t];
       float* out = p.out + t * p.n_heads * p.head_dim;
       scores.resize(std::max(scores.size(), static_cast<size_t>(p.n_heads * (n_keys + 1))));
-      const AttentionRow row = {p.q + t * p.n_heads * p.head_dim, p.keys + p.key_begin[t], n_keys, p.n_heads, p.head_dim, p.sink,
-                                p.scale, scores.data(), out};
+      const AttentionRow row = {p.q + t * p.n_heads * p.head_dim,
+                                p.keys + p.key_begin[t],
+                                n_keys,
+                                p.n_heads,
+                                p.head_dim,
+                                p.sink,
+                                p.scale,
+                                scores.data(),
+                                out};
       if (p.is_online) {
         kernel.attention_online(row);
       } else {

@@ -1,8 +1,8 @@
 // Engram's gated addition to each residual stream: h[c] += g_c * value with
 // g_c = sigmoid(signed sqrt of the normalised, weighted dot product of stream and key). Source: model.md 7.4.
 //
-// The dot product and both statistics are sums of 16 double lanes with a fixed tree; the gate is double, rounded to float; the
-// addition is a product and a sum in float.
+// The dot product and both statistics are sums of 16 double lanes with a fixed tree; the gate is double, rounded to
+// float; the addition is a product and a sum in float.
 #pragma once
 
 #include <cstdint>

@@ -16,7 +16,7 @@ namespace espalier::ops {
 enum class FakeQuantFormat { kAct, kFp4, kKv4 };
 
 struct FakeQuantParams {
-  float* x = nullptr;   // [n_rows, d], in place
+  float* x = nullptr;  // [n_rows, d], in place
   int64_t n_rows = 0;
   int64_t d = 0;
   FakeQuantFormat format = FakeQuantFormat::kAct;
@@ -25,7 +25,9 @@ struct FakeQuantParams {
 void fake_quant(ThreadPool& pool, const FakeQuantParams& p);
 
 // Values that share a scale.
-constexpr int64_t fake_quant_group(FakeQuantFormat format) { return format == FakeQuantFormat::kKv4 ? 16 : 32; }
+constexpr int64_t fake_quant_group(FakeQuantFormat format) {
+  return format == FakeQuantFormat::kKv4 ? 16 : 32;
+}
 
 // x[i] = bf16(x[i]).
 void round_to_bf16(ThreadPool& pool, float* x, int64_t n);

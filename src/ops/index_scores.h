@@ -1,4 +1,5 @@
-// Scores of compressed entries for the sparse selection: score(j) = sum_h w[h] * max(0, q[h] . k_j). Source: model.md 5.4.
+// Scores of compressed entries for the sparse selection: score(j) = sum_h w[h] * max(0, q[h] . k_j). Source:
+// model.md 5.4.
 //
 // Dot products are FMA chains over the channel; heads are added in ascending order, one rounding per operation. With
 // round_bf16 the dot products, the weighted terms and the sum are bf16 as in the vendor's code.
@@ -17,11 +18,11 @@ void set_index_key(float* panels, int64_t dim, int64_t j, const float* key);
 void get_index_key(const float* panels, int64_t dim, int64_t j, float* key);
 
 struct IndexScoresParams {
-  const float* queries = nullptr;     // [n_rows, n_heads, dim]
-  const float* weights = nullptr;     // [n_rows, n_heads], any sign
-  const float* key_panels = nullptr;  // at least max(n_visible) entries
-  const int64_t* n_visible = nullptr; // [n_rows] entries scored for each row
-  const int64_t* out_begin = nullptr; // [n_rows] where a row's scores start in out
+  const float* queries = nullptr;      // [n_rows, n_heads, dim]
+  const float* weights = nullptr;      // [n_rows, n_heads], any sign
+  const float* key_panels = nullptr;   // at least max(n_visible) entries
+  const int64_t* n_visible = nullptr;  // [n_rows] entries scored for each row
+  const int64_t* out_begin = nullptr;  // [n_rows] where a row's scores start in out
   float* out = nullptr;
   int64_t n_rows = 0;
   int64_t n_heads = 0;

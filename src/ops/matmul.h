@@ -1,8 +1,9 @@
 // Matrix product with packed weights: y[t][o] = sum_k x[t][k] * w[k][o].
 //
-// Every output is one chain of correctly rounded fused multiply-adds over ascending k, starting at 0; vectors run over o and
-// t, never over k. The result of a row is therefore independent of the other rows, of blocking, threads and SIMD tier.
-// The reference (double accumulators) agrees within k * eps * |x|.|w|. Used for everything that can reach a pack's bytes.
+// Every output is one chain of correctly rounded fused multiply-adds over ascending k, starting at 0; vectors run over
+// o and t, never over k. The result of a row is therefore independent of the other rows, of blocking, threads and SIMD
+// tier. The reference (double accumulators) agrees within k * eps * |x|.|w|. Used for everything that can reach a
+// pack's bytes.
 #pragma once
 
 #include <cstdint>
@@ -30,10 +31,10 @@ PackedMatrix pack_rows(int64_t k, int64_t n, const std::function<void(int64_t o,
 void unpack_kn(const PackedMatrix& packed, float* w);
 
 struct MatmulParams {
-  const float* x = nullptr;             // [n_rows, k]
+  const float* x = nullptr;  // [n_rows, k]
   int64_t n_rows = 0;
-  const PackedMatrix* weight = nullptr; // [k, n]
-  float* y = nullptr;                   // [n_rows, n]; must not alias x
+  const PackedMatrix* weight = nullptr;  // [k, n]
+  float* y = nullptr;                    // [n_rows, n]; must not alias x
 };
 
 // Threads: the pool's; the result does not depend on their number.

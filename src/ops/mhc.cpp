@@ -10,7 +10,9 @@
 namespace espalier::ops {
 namespace {
 
-float sigmoid_f(float x) { return static_cast<float>(sigmoid_d(static_cast<double>(x))); }
+float sigmoid_f(float x) {
+  return static_cast<float>(sigmoid_d(static_cast<double>(x)));
+}
 
 // C: softmax over destinations, then alternating column and row normalisation, columns last.
 void sinkhorn(const float* logits, int64_t n, int iters, float eps, float* c) {
@@ -79,8 +81,8 @@ void mhc_expand(ThreadPool& pool, const MhcExpandParams& p) {
   const int64_t row = p.n_streams * p.d_model;
   for_rows(pool, p.n_rows, static_cast<double>(row), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      kernel.expand(p.y + t * p.d_model, p.h + t * row, p.post + t * p.n_streams, p.comb + t * p.n_streams * p.n_streams,
-                    p.n_streams, p.d_model, p.out + t * row);
+      kernel.expand(p.y + t * p.d_model, p.h + t * row, p.post + t * p.n_streams,
+                    p.comb + t * p.n_streams * p.n_streams, p.n_streams, p.d_model, p.out + t * row);
     }
   });
 }

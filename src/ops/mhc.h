@@ -1,8 +1,9 @@
-// Single-pass multi-stream residuals (mHC): coefficients, collapse of the streams into a sub-layer's input, expansion of its
-// output back into the streams. Source: model.md section 4.
+// Single-pass multi-stream residuals (mHC): coefficients, collapse of the streams into a sub-layer's input, expansion
+// of its output back into the streams. Source: model.md section 4.
 //
-// Arithmetic is fp32 in the vendor's order (one rounding per operation); exponentials come from scalar_math.h; the statistic
-// over all streams is ops/rms_norm.h's. The last Sinkhorn step normalises columns, and it is not to be "fixed" into rows.
+// Arithmetic is fp32 in the vendor's order (one rounding per operation); exponentials come from scalar_math.h; the
+// statistic over all streams is ops/rms_norm.h's. The last Sinkhorn step normalises columns, and it is not to be
+// "fixed" into rows.
 #pragma once
 
 #include <cstdint>
@@ -25,15 +26,15 @@ struct MhcCoefficientsParams {
   int64_t n_streams = 0;
   int64_t d_model = 0;
   int sinkhorn_iters = 0;
-  double norm_eps = 0;           // 1e-20 in the released model
+  double norm_eps = 0;  // 1e-20 in the released model
   float hc_eps = 0;
 };
 void mhc_coefficients(ThreadPool& pool, const MhcCoefficientsParams& p);
 
 struct MhcCollapseParams {
-  const float* h = nullptr;      // [n_rows, n_streams, d_model]
+  const float* h = nullptr;        // [n_rows, n_streams, d_model]
   const float* weights = nullptr;  // [n_rows, n_streams]
-  float* out = nullptr;          // [n_rows, d_model] = sum over streams, ascending
+  float* out = nullptr;            // [n_rows, d_model] = sum over streams, ascending
   int64_t n_rows = 0;
   int64_t n_streams = 0;
   int64_t d_model = 0;
@@ -41,11 +42,11 @@ struct MhcCollapseParams {
 void mhc_collapse(ThreadPool& pool, const MhcCollapseParams& p);
 
 struct MhcExpandParams {
-  const float* y = nullptr;      // [n_rows, d_model]
-  const float* h = nullptr;      // [n_rows, n_streams, d_model]
-  const float* post = nullptr;   // [n_rows, n_streams]
-  const float* comb = nullptr;   // [n_rows, n_streams(source), n_streams(destination)]
-  float* out = nullptr;          // [n_rows, n_streams, d_model]; must not alias h
+  const float* y = nullptr;     // [n_rows, d_model]
+  const float* h = nullptr;     // [n_rows, n_streams, d_model]
+  const float* post = nullptr;  // [n_rows, n_streams]
+  const float* comb = nullptr;  // [n_rows, n_streams(source), n_streams(destination)]
+  float* out = nullptr;         // [n_rows, n_streams, d_model]; must not alias h
   int64_t n_rows = 0;
   int64_t n_streams = 0;
   int64_t d_model = 0;

@@ -1,4 +1,5 @@
-// How operations cut rows among threads: chunks of at least about 20 microseconds, so that small calls stay on one thread.
+// How operations cut rows among threads: chunks of at least about 20 microseconds, so that small calls stay on one
+// thread.
 #pragma once
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // RMS normalisation: y = w * (x * r), r = 1 / sqrt(mean(x^2) + eps). eps is added to the mean square and may be 1e-20.
 //
-// Fixed order: squares are summed in 16 double lanes (element i in lane i mod 16) and a fixed tree; the statistic is double,
-// r is rounded to float, the two products are one float rounding each. Source: model.md 3.4.
+// Fixed order: squares are summed in 16 double lanes (element i in lane i mod 16) and a fixed tree; the statistic is
+// double, r is rounded to float, the two products are one float rounding each. Source: model.md 3.4.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
-// Expert selection: scores sqrt(softplus(logit / temperature)), the n_active best of score + bias, weights from the unbiased
-// scores normalised by their sum and scaled. Source: model.md section 6.
+// Expert selection: scores sqrt(softplus(logit / temperature)), the n_active best of score + bias, weights from the
+// unbiased scores normalised by their sum and scaled. Source: model.md section 6.
 //
-// Scores are computed in double from fp32 logits and rounded to float; the sum runs over the chosen experts in ascending id
-// order. Ties go to the lower id.
+// Scores are computed in double from fp32 logits and rounded to float; the sum runs over the chosen experts in
+// ascending id order. Ties go to the lower id.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct RouterParams {
   float* weights = nullptr;       // [n_rows, n_active]
   int64_t n_rows = 0;
   int64_t n_experts = 0;
-  int64_t n_active = 0;           // <= n_experts
+  int64_t n_active = 0;  // <= n_experts
   float temperature = 1;
   float scale = 1;
 };

@@ -1,8 +1,8 @@
-// exp, log and friends whose bits do not depend on the machine's libm: double arithmetic in a fixed order (no contraction, no
-// tables), accurate to about 1e-15 relative, so that a float result is correctly rounded in all but a few cases in 1e8.
-// sqrt and division are IEEE and are used directly. Everything here has internal linkage on purpose: the header is also
-// included by files that are compiled for newer instruction sets, whose code must not be linked into others.
-// Threads: pure.
+// exp, log and friends whose bits do not depend on the machine's libm: double arithmetic in a fixed order (no
+// contraction, no tables), accurate to about 1e-15 relative, so that a float result is correctly rounded in all but a
+// few cases in 1e8. sqrt and division are IEEE and are used directly. Everything here has internal linkage on purpose:
+// the header is also included by files that are compiled for newer instruction sets, whose code must not be linked into
+// others. Threads: pure.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,20 @@ namespace espalier::ops {
 
 // 1/13! … 1/0!: the Taylor series of e^r for |r| <= ln(2)/2, highest power first.
 static constexpr int kExpTerms = 14;
-static constexpr double kExpCoefficients[kExpTerms] = {
-    1.0 / 6227020800.0, 1.0 / 479001600.0, 1.0 / 39916800.0, 1.0 / 3628800.0, 1.0 / 362880.0, 1.0 / 40320.0, 1.0 / 5040.0,
-    1.0 / 720.0,        1.0 / 120.0,       1.0 / 24.0,       1.0 / 6.0,       0.5,            1.0,           1.0};
+static constexpr double kExpCoefficients[kExpTerms] = {1.0 / 6227020800.0,
+                                                       1.0 / 479001600.0,
+                                                       1.0 / 39916800.0,
+                                                       1.0 / 3628800.0,
+                                                       1.0 / 362880.0,
+                                                       1.0 / 40320.0,
+                                                       1.0 / 5040.0,
+                                                       1.0 / 720.0,
+                                                       1.0 / 120.0,
+                                                       1.0 / 24.0,
+                                                       1.0 / 6.0,
+                                                       0.5,
+                                                       1.0,
+                                                       1.0};
 
 // e^x. Arguments below -708 give e^-708 (zero as a float), above 709 give e^709 (infinity as a float); NaN stays NaN.
 static inline double exp_d(double x) {
@@ -21,7 +32,7 @@ static inline double exp_d(double x) {
   x = x > 709.0 ? 709.0 : x;
   const double shifted = x * 1.4426950408889634074 + 0x1.8p52;  // rounds to the nearest integer in the low bits
   const double k = shifted - 0x1.8p52;
-  double r = x - k * 0x1.62e42feep-1;                           // ln 2 in two parts; the first product is exact
+  double r = x - k * 0x1.62e42feep-1;  // ln 2 in two parts; the first product is exact
   r = r - k * 0x1.a39ef35793c76p-33;
   double p = kExpCoefficients[0];
   for (int i = 1; i < kExpTerms; ++i) p = p * r + kExpCoefficients[i];
@@ -58,11 +69,17 @@ static inline double log1p_d(double y) {
   return log_d(1.0 + y);
 }
 
-static inline double sigmoid_d(double x) { return 1.0 / (1.0 + exp_d(-x)); }
+static inline double sigmoid_d(double x) {
+  return 1.0 / (1.0 + exp_d(-x));
+}
 // log(1 + e^x), linear above 20 as in torch.
-static inline double softplus_d(double x) { return x > 20.0 ? x : log1p_d(exp_d(x)); }
+static inline double softplus_d(double x) {
+  return x > 20.0 ? x : log1p_d(exp_d(x));
+}
 // base^exponent for base > 0.
-static inline double pow_d(double base, double exponent) { return exp_d(exponent * log_d(base)); }
+static inline double pow_d(double base, double exponent) {
+  return exp_d(exponent * log_d(base));
+}
 
 // sin and cos of an angle with |x| <= 2^21 (positions times frequencies stay below).
 static inline void sincos_d(double x, double* sine, double* cosine) {

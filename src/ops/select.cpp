@@ -16,7 +16,9 @@ void select_top_k(const float* scores, int64_t n, int64_t k, const uint8_t* allo
     if (allowed == nullptr || allowed[j / block_size] != 0) out.push_back(static_cast<int32_t>(j));
   }
   if (static_cast<int64_t>(out.size() - first) <= k) return;
-  const auto key = [&](int32_t j) { return std::isnan(scores[j]) ? -std::numeric_limits<float>::infinity() : scores[j]; };
+  const auto key = [&](int32_t j) {
+    return std::isnan(scores[j]) ? -std::numeric_limits<float>::infinity() : scores[j];
+  };
   const auto begin = out.begin() + static_cast<std::ptrdiff_t>(first);
   std::nth_element(begin, begin + k, out.end(), [&](int32_t a, int32_t b) {
     const float sa = key(a);

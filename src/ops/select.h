@@ -1,5 +1,5 @@
-// Choosing entries by score: the k best, ties to the lower index, result ascending; and the best blocks of entries (candidate
-// blocks). Pure comparisons: every implementation gives the same answer. Source: model.md 5.4, 5.5.
+// Choosing entries by score: the k best, ties to the lower index, result ascending; and the best blocks of entries
+// (candidate blocks). Pure comparisons: every implementation gives the same answer. Source: model.md 5.4, 5.5.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@ namespace espalier::ops {
 void select_top_k(const float* scores, int64_t n, int64_t k, const uint8_t* allowed, int64_t block_size,
                   std::vector<int32_t>& out);
 
-// mask[b] = 1 for the best `k` blocks of block_size entries among scores[0..n) (a block's score is its best entry; the last
-// block is always kept), else 0. mask has n_blocks >= ceil(n / block_size) elements; the rest is 0.
+// mask[b] = 1 for the best `k` blocks of block_size entries among scores[0..n) (a block's score is its best entry; the
+// last block is always kept), else 0. mask has n_blocks >= ceil(n / block_size) elements; the rest is 0.
 void select_blocks(const float* scores, int64_t n, int64_t k, int64_t block_size, uint8_t* mask, int64_t n_blocks);
 
 namespace reference {

@@ -10,16 +10,19 @@ namespace {
 bool runs_here(Tier tier) {
   switch (tier) {
     case Tier::kReference:
-    case Tier::kBaseline: return true;
+    case Tier::kBaseline:
+      return true;
 #if defined(__x86_64__)
-    case Tier::kAvx2: return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    case Tier::kAvx2:
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     case Tier::kAvx512:
-      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vbmi") &&
-             __builtin_cpu_supports("avx512vnni");
+      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+             __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni");
 #else
     case Tier::kAvx2:
-    case Tier::kAvx512: return false;
+    case Tier::kAvx512:
+      return false;
 #endif
   }
   return false;
@@ -33,11 +36,15 @@ std::atomic<int>& active() {
 }  // namespace
 
 Tier detected_tier() {
-  static const Tier best = runs_here(Tier::kAvx512) ? Tier::kAvx512 : runs_here(Tier::kAvx2) ? Tier::kAvx2 : Tier::kBaseline;
+  static const Tier best = runs_here(Tier::kAvx512) ? Tier::kAvx512
+                           : runs_here(Tier::kAvx2) ? Tier::kAvx2
+                                                    : Tier::kBaseline;
   return best;
 }
 
-Tier active_tier() { return static_cast<Tier>(active().load(std::memory_order_relaxed)); }
+Tier active_tier() {
+  return static_cast<Tier>(active().load(std::memory_order_relaxed));
+}
 
 bool set_simd_tier(Tier tier) {
   if (!runs_here(tier)) return false;
@@ -45,7 +52,9 @@ bool set_simd_tier(Tier tier) {
   return true;
 }
 
-void reset_simd_tier() { active().store(static_cast<int>(detected_tier()), std::memory_order_relaxed); }
+void reset_simd_tier() {
+  active().store(static_cast<int>(detected_tier()), std::memory_order_relaxed);
+}
 
 std::vector<Tier> available_tiers() {
   std::vector<Tier> out;
@@ -57,10 +66,14 @@ std::vector<Tier> available_tiers() {
 
 std::string_view tier_name(Tier tier) {
   switch (tier) {
-    case Tier::kReference: return "reference";
-    case Tier::kBaseline: return "baseline";
-    case Tier::kAvx2: return "avx2";
-    case Tier::kAvx512: return "avx512";
+    case Tier::kReference:
+      return "reference";
+    case Tier::kBaseline:
+      return "baseline";
+    case Tier::kAvx2:
+      return "avx2";
+    case Tier::kAvx512:
+      return "avx512";
   }
   return "unknown";
 }
@@ -75,9 +88,12 @@ std::optional<Tier> tier_from_name(std::string_view name) {
 const Kernels& kernels() {
 #if defined(__x86_64__)
   switch (active_tier()) {
-    case Tier::kAvx2: return *avx2_kernels();
-    case Tier::kAvx512: return *avx512_kernels();
-    default: break;
+    case Tier::kAvx2:
+      return *avx2_kernels();
+    case Tier::kAvx512:
+      return *avx512_kernels();
+    default:
+      break;
   }
 #endif
   return *baseline_kernels();

@@ -1,6 +1,6 @@
-// Which implementation the operations use: the plain-loop reference, or one of the CPU tiers. All CPU tiers give the same bits
-// (fixed-order arithmetic); the reference uses double accumulators and agrees within rounding. The tier is process-wide and
-// is pinned for tests and bug reports; by default it is the best one that the machine runs.
+// Which implementation the operations use: the plain-loop reference, or one of the CPU tiers. All CPU tiers give the
+// same bits (fixed-order arithmetic); the reference uses double accumulators and agrees within rounding. The tier is
+// process-wide and is pinned for tests and bug reports; by default it is the best one that the machine runs.
 #pragma once
 
 #include <optional>

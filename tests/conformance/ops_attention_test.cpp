@@ -15,7 +15,8 @@ struct Size {
 // Row t has t mod (most_keys + 1) keys, so empty lists occur; every fifth place is empty in the online form.
 void check_attention(const Size& s, bool is_online) {
   const std::string what = std::string(is_online ? "online " : "") + "attention " + std::to_string(s.rows) + " rows, " +
-                           std::to_string(s.heads) + " heads of " + std::to_string(s.dim) + ", up to " + std::to_string(s.most_keys) + " keys";
+                           std::to_string(s.heads) + " heads of " + std::to_string(s.dim) + ", up to " +
+                           std::to_string(s.most_keys) + " keys";
   const std::vector<float> q = random_floats("q" + what, s.rows * s.heads * s.dim, 3.0f);
   const std::vector<float> kv = random_floats("kv" + what, (s.most_keys + 1) * s.dim, 2.0f);
   const std::vector<float> sink = random_floats("sink" + what, s.heads, 2.0f);
@@ -45,8 +46,8 @@ void check_attention(const Size& s, bool is_online) {
         attention(pool, p);
         return out;
       },
-      // Scores have an error of dim * eps * |q||k| * scale, which moves a probability by as much; values are at most 2. In the
-      // online form a probability near a bf16 boundary may round the other way: 2^-8 of one value.
+      // Scores have an error of dim * eps * |q||k| * scale, which moves a probability by as much; values are at most 2.
+      // In the online form a probability near a bf16 boundary may round the other way: 2^-8 of one value.
       [&](size_t) {
         const double score = static_cast<double>(s.dim) * kEps * 6.0 * std::sqrt(static_cast<double>(s.dim));
         return 2.0 * (2.0 * score + static_cast<double>(s.most_keys + 8) * kEps) + (is_online ? 2.0 * 0x1p-8 : 0.0);
@@ -54,7 +55,8 @@ void check_attention(const Size& s, bool is_online) {
 }
 
 TEST(OpsAttention, all_tiers_give_equal_bits_and_agree_with_the_reference) {
-  for (const Size& s : {Size{0, 2, 16, 4}, Size{1, 1, 1, 1}, Size{3, 5, 7, 3}, Size{7, 4, 128, 40}, Size{5, 6, 33, 130}, Size{2, 64, 64, 70}}) {
+  for (const Size& s : {Size{0, 2, 16, 4}, Size{1, 1, 1, 1}, Size{3, 5, 7, 3}, Size{7, 4, 128, 40}, Size{5, 6, 33, 130},
+                        Size{2, 64, 64, 70}}) {
     check_attention(s, false);
     check_attention(s, true);
   }
@@ -88,8 +90,8 @@ TEST(OpsAttention, an_empty_list_gives_zeros_and_the_sink_only_shrinks_the_outpu
 TEST(OpsIndexScores, all_tiers_give_equal_bits_and_agree_with_the_reference) {
   for (const Size& s : {Size{1, 1, 1, 1}, Size{5, 3, 7, 33}, Size{4, 8, 64, 100}, Size{2, 2, 16, 1100}}) {
     for (bool round_bf16 : {false, true}) {
-      const std::string what = "index scores, " + std::to_string(s.heads) + " heads of " + std::to_string(s.dim) + ", " +
-                               std::to_string(s.most_keys) + " keys" + (round_bf16 ? ", bf16" : "");
+      const std::string what = "index scores, " + std::to_string(s.heads) + " heads of " + std::to_string(s.dim) +
+                               ", " + std::to_string(s.most_keys) + " keys" + (round_bf16 ? ", bf16" : "");
       const std::vector<float> q = random_floats("q" + what, s.rows * s.heads * s.dim);
       const std::vector<float> w = random_floats("w" + what, s.rows * s.heads);
       const std::vector<float> k = random_floats("k" + what, s.most_keys * s.dim);
@@ -130,7 +132,8 @@ TEST(OpsIndexScores, all_tiers_give_equal_bits_and_agree_with_the_reference) {
 
 TEST(OpsIndexScores, keys_come_back_from_their_panels) {
   std::vector<float> panels(2 * 32 * 5);
-  for (int64_t j = 0; j < 40; ++j) set_index_key(panels.data(), 5, j, random_floats("key" + std::to_string(j), 5).data());
+  for (int64_t j = 0; j < 40; ++j)
+    set_index_key(panels.data(), 5, j, random_floats("key" + std::to_string(j), 5).data());
   for (int64_t j = 0; j < 40; ++j) {
     std::vector<float> key(5);
     get_index_key(panels.data(), 5, j, key.data());
@@ -139,7 +142,8 @@ TEST(OpsIndexScores, keys_come_back_from_their_panels) {
 }
 
 TEST(OpsCompressGroup, all_tiers_give_equal_bits_and_agree_with_the_reference) {
-  for (const auto& [groups, ratio, d] : {std::tuple<int64_t, int64_t, int64_t>{0, 2, 8}, {1, 1, 1}, {3, 2, 13}, {5, 4, 128}}) {
+  for (const auto& [groups, ratio, d] :
+       {std::tuple<int64_t, int64_t, int64_t>{0, 2, 8}, {1, 1, 1}, {3, 2, 13}, {5, 4, 128}}) {
     const std::vector<float> kv = random_floats("kv", groups * ratio * d, 3.0f);
     const std::vector<float> gate = random_floats("gate", groups * ratio * d, 10.0f);
     std::vector<const float*> kv_rows, gate_rows;

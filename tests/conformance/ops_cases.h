@@ -1,5 +1,5 @@
-// Every operation over every implementation with the same cases: all CPU tiers and thread counts must give equal bits, and agree
-// with the plain-loop reference within a tolerance computed from sizes and operands.
+// Every operation over every implementation with the same cases: all CPU tiers and thread counts must give equal bits,
+// and agree with the plain-loop reference within a tolerance computed from sizes and operands.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -42,13 +42,14 @@ inline void expect_conformance(const std::string& what, const std::function<std:
         first = out;
         for (size_t i = 0; i < out.size(); ++i) {
           ASSERT_LE(std::fabs(static_cast<double>(out[i]) - static_cast<double>(reference[i])), tolerance(i))
-              << what << " " << tier_name(tier) << " against the reference, output " << i << ": " << out[i] << " and " << reference[i];
+              << what << " " << tier_name(tier) << " against the reference, output " << i << ": " << out[i] << " and "
+              << reference[i];
         }
       }
       for (size_t i = 0; i < out.size(); ++i) {
         ASSERT_EQ(std::memcmp(&out[i], &first[i], 4), 0)
-            << what << " " << tier_name(tier) << " with " << pool->n_threads() << " threads, output " << i << ": " << out[i]
-            << ", baseline tier " << first[i];
+            << what << " " << tier_name(tier) << " with " << pool->n_threads() << " threads, output " << i << ": "
+            << out[i] << ", baseline tier " << first[i];
       }
     }
   }

@@ -11,8 +11,8 @@ struct Size {
 };
 
 TEST(OpsMatmul, all_tiers_give_equal_bits_and_agree_with_the_reference) {
-  for (const Size s : {Size{0, 8, 8}, Size{1, 1, 1}, Size{1, 7, 3}, Size{2, 31, 33}, Size{3, 64, 32}, Size{5, 0, 4}, Size{4, 17, 0},
-                       Size{13, 127, 65}, Size{25, 256, 96}, Size{97, 129, 257}, Size{12, 1024, 24}}) {
+  for (const Size s : {Size{0, 8, 8}, Size{1, 1, 1}, Size{1, 7, 3}, Size{2, 31, 33}, Size{3, 64, 32}, Size{5, 0, 4},
+                       Size{4, 17, 0}, Size{13, 127, 65}, Size{25, 256, 96}, Size{97, 129, 257}, Size{12, 1024, 24}}) {
     const std::string what = std::to_string(s.rows) + "x" + std::to_string(s.k) + "x" + std::to_string(s.n);
     const std::vector<float> x = random_floats("x" + what, s.rows * s.k);
     const std::vector<float> w = random_floats("w" + what, s.k * s.n);
@@ -27,7 +27,8 @@ TEST(OpsMatmul, all_tiers_give_equal_bits_and_agree_with_the_reference) {
         [&](size_t i) {
           double size = 0;  // |x|.|w| of this output
           for (int64_t j = 0; j < s.k; ++j) {
-            size += std::fabs(static_cast<double>(x[i / static_cast<size_t>(s.n) * static_cast<size_t>(s.k) + static_cast<size_t>(j)]) *
+            size += std::fabs(static_cast<double>(
+                                  x[i / static_cast<size_t>(s.n) * static_cast<size_t>(s.k) + static_cast<size_t>(j)]) *
                               static_cast<double>(w[static_cast<size_t>(j * s.n) + i % static_cast<size_t>(s.n)]));
           }
           return static_cast<double>(s.k + 1) * kEps * size;
@@ -46,7 +47,8 @@ TEST(OpsMatmul, one_output_is_the_chain_of_fused_multiply_adds_over_ascending_k)
     matmul(pool, {x.data(), 1, &packed, y.data()});
     for (int64_t o = 0; o < n; ++o) {
       float chain = 0;
-      for (int64_t i = 0; i < k; ++i) chain = std::fma(x[static_cast<size_t>(i)], w[static_cast<size_t>(i * n + o)], chain);
+      for (int64_t i = 0; i < k; ++i)
+        chain = std::fma(x[static_cast<size_t>(i)], w[static_cast<size_t>(i * n + o)], chain);
       ASSERT_EQ(y[static_cast<size_t>(o)], chain) << tier_name(tier) << " output " << o;
     }
   }
@@ -55,9 +57,10 @@ TEST(OpsMatmul, one_output_is_the_chain_of_fused_multiply_adds_over_ascending_k)
 
 // The emulated FMA of the baseline must also be exact where products underflow, cancel or overflow.
 TEST(OpsMatmul, extreme_values_follow_the_correctly_rounded_chain_in_every_tier) {
-  const std::vector<float> values = {0.0f,       -0.0f,     1.0f,      -1.0f,       0x1p-149f, -0x1p-149f, 0x1.fffffep127f,
-                                     0x1p-126f,  0x1.8p-75f, 0x1p-74f, 0x1.000002p0f, 0x1.fffffep-1f, INFINITY, -INFINITY,
-                                     0x1.5p-100f, 0x1p100f, 3.0f,      0x1.555556p-2f};
+  const std::vector<float> values = {
+      0.0f,        -0.0f,      1.0f,     -1.0f,         0x1p-149f,      -0x1p-149f, 0x1.fffffep127f,
+      0x1p-126f,   0x1.8p-75f, 0x1p-74f, 0x1.000002p0f, 0x1.fffffep-1f, INFINITY,   -INFINITY,
+      0x1.5p-100f, 0x1p100f,   3.0f,     0x1.555556p-2f};
   ThreadPool pool(1);
   for (float a : values) {
     for (float b : values) {

@@ -15,7 +15,8 @@
 namespace espalier::ops {
 namespace {
 
-const std::vector<std::pair<int64_t, int64_t>> kSizes = {{0, 8}, {1, 1}, {2, 15}, {3, 16}, {5, 17}, {4, 127}, {33, 256}};
+const std::vector<std::pair<int64_t, int64_t>> kSizes = {{0, 8},  {1, 1},   {2, 15},  {3, 16},
+                                                         {5, 17}, {4, 127}, {33, 256}};
 
 TEST(OpsRmsNorm, all_tiers_give_equal_bits_and_agree_with_the_reference) {
   for (const auto& [rows, d] : kSizes) {
@@ -73,7 +74,8 @@ TEST(OpsRope, inverse_undoes_the_rotation_and_the_first_channels_stay) {
 }
 
 TEST(OpsRope, released_yarn_ramp_runs_from_pair_15_to_25) {
-  const std::vector<float> plain = rope_frequencies(64, 160000), yarn = yarn_frequencies(64, 160000, {16, 32, 1, 65536});
+  const std::vector<float> plain = rope_frequencies(64, 160000),
+                           yarn = yarn_frequencies(64, 160000, {16, 32, 1, 65536});
   for (size_t i = 0; i < 32; ++i) {
     const double ramp = std::clamp((static_cast<double>(i) - 15.0) / 10.0, 0.0, 1.0);
     EXPECT_NEAR(yarn[i] / plain[i], ramp / 16.0 + 1.0 - ramp, 1e-6) << i;
@@ -83,8 +85,10 @@ TEST(OpsRope, released_yarn_ramp_runs_from_pair_15_to_25) {
 TEST(OpsMhc, coefficients_collapse_and_expand_conform) {
   for (const auto& [rows, d] : kSizes) {
     const int64_t n = 4, width = n * (2 + n);
-    const std::vector<float> h = random_floats("h", rows * n * d, 2.0f), dots = random_floats("dots", rows * width, 3.0f);
-    const std::vector<float> scale = {0.5f, 1.5f, 2.0f}, base = random_floats("base", width), y = random_floats("y", rows * d);
+    const std::vector<float> h = random_floats("h", rows * n * d, 2.0f),
+                             dots = random_floats("dots", rows * width, 3.0f);
+    const std::vector<float> scale = {0.5f, 1.5f, 2.0f}, base = random_floats("base", width),
+                             y = random_floats("y", rows * d);
     const std::vector<float> pre = random_floats("pre", rows * n), comb = random_floats("comb", rows * n * n);
     expect_conformance(
         "mhc_coefficients " + std::to_string(d),
@@ -129,7 +133,8 @@ TEST(OpsMhc, coefficients_collapse_and_expand_conform) {
 
 TEST(OpsMhc, columns_of_comb_sum_to_one_last) {
   ThreadPool pool(1);
-  const std::vector<float> h = random_floats("h", 4 * 8), dots = random_floats("dots", 24, 5.0f), base(24, 0.0f), scale(3, 1.0f);
+  const std::vector<float> h = random_floats("h", 4 * 8), dots = random_floats("dots", 24, 5.0f), base(24, 0.0f),
+                           scale(3, 1.0f);
   std::vector<float> pre(4), post(4), comb(16);
   MhcCoefficientsParams p;
   p.h = h.data();
@@ -150,7 +155,8 @@ TEST(OpsMhc, columns_of_comb_sum_to_one_last) {
 
 TEST(OpsSwiglu, all_tiers_give_equal_bits_and_agree_with_the_reference) {
   for (const auto& [rows, d] : kSizes) {
-    const std::vector<float> a = random_floats("a", rows * d, 20.0f), u = random_floats("u", rows * d, 20.0f), g = random_floats("g", rows);
+    const std::vector<float> a = random_floats("a", rows * d, 20.0f), u = random_floats("u", rows * d, 20.0f),
+                             g = random_floats("g", rows);
     for (const float* gate : {static_cast<const float*>(nullptr), g.data()}) {
       expect_conformance(
           "swiglu " + std::to_string(d),
@@ -177,7 +183,8 @@ TEST(OpsSwiglu, clamps_before_the_activation_gate_from_above_only) {
 TEST(OpsRouter, all_tiers_choose_the_same_experts_and_agree_with_the_reference) {
   for (const auto& [rows, experts] : {std::pair<int64_t, int64_t>{0, 4}, {1, 1}, {7, 13}, {9, 384}}) {
     const int64_t active = std::min<int64_t>(6, experts);
-    const std::vector<float> logits = random_floats("logits", rows * experts, 30.0f), bias = random_floats("bias", experts, 0.5f);
+    const std::vector<float> logits = random_floats("logits", rows * experts, 30.0f),
+                             bias = random_floats("bias", experts, 0.5f);
     expect_conformance(
         "router " + std::to_string(experts),
         [&](ThreadPool& pool) {

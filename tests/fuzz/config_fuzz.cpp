@@ -13,6 +13,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (int l = 0; l < config->n_layers; ++l) {
     if (config->ratio(l) > 0 && (config->kv_source_of(l) < 0 || config->index_source_of(l) < 0)) __builtin_trap();
   }
-  if (config->n_experts <= 64 && config->drafter.n_experts <= 64 && espalier::all_matrices(*config).empty()) __builtin_trap();
+  if (config->n_experts <= 64 && config->drafter.n_experts <= 64 && espalier::all_matrices(*config).empty())
+    __builtin_trap();
   return 0;
 }

@@ -1,10 +1,10 @@
-// The loops of kernels.h, written once over F16 (16 float lanes) and compiled by each tier file inside an anonymous namespace.
-// No standard-library templates here: an inline function instantiated with newer instructions could be linked into code that
-// runs on older machines.
+// The loops of kernels.h, written once over F16 (16 float lanes) and compiled by each tier file inside an anonymous
+// namespace. No standard-library templates here: an inline function instantiated with newer instructions could be
+// linked into code that runs on older machines.
 //
-// Orders that make all tiers equal: a matrix product is one FMA chain over k ascending; a dot product has 16 lanes (element i in
-// lane i mod 16, FMA) and a fixed tree; a sum of squares has 16 double lanes (products are exact in double) and the same tree;
-// everything else is one rounding per written operation.
+// Orders that make all tiers equal: a matrix product is one FMA chain over k ascending; a dot product has 16 lanes
+// (element i in lane i mod 16, FMA) and a fixed tree; a sum of squares has 16 double lanes (products are exact in
+// double) and the same tree; everything else is one rounding per written operation.
 
 // acc[r][c] over R rows and C columns of 16 lanes.
 template <int R, int C>
@@ -130,8 +130,8 @@ static void k_collapse(const float* h, const float* w, int64_t n_streams, int64_
   }
 }
 
-static void k_expand(const float* y, const float* h, const float* post, const float* comb, int64_t n_streams, int64_t d_model,
-                     float* out) {
+static void k_expand(const float* y, const float* h, const float* post, const float* comb, int64_t n_streams,
+                     int64_t d_model, float* out) {
   for (int64_t j = 0; j < n_streams; ++j) {
     float* o = out + j * d_model;
     const float pj = post[j];
@@ -226,7 +226,8 @@ static inline void score_heads(const AttentionRow& a, int64_t h0) {
   }
 }
 
-// out[h][d] = chain over keys of fma(p[h][j], kv[j][d]), for heads h0 .. h0+H-1 and keys j0 .. j1-1, on top of what is there.
+// out[h][d] = chain over keys of fma(p[h][j], kv[j][d]), for heads h0 .. h0+H-1 and keys j0 .. j1-1, on top of what is
+// there.
 template <int H>
 static inline void accumulate_heads(const AttentionRow& a, int64_t h0, int64_t j0, int64_t j1) {
   const int64_t whole = a.head_dim / 16 * 16;
@@ -295,8 +296,8 @@ static inline float bf16_round(float x) {
   return __builtin_bit_cast(float, (u + 0x7FFFu + ((u >> 16) & 1u)) & 0xFFFF0000u);
 }
 
-// Online softmax over blocks of 64 places: probabilities relative to the running maximum are rounded to bf16 for the product,
-// the denominator sums them unrounded.
+// Online softmax over blocks of 64 places: probabilities relative to the running maximum are rounded to bf16 for the
+// product, the denominator sums them unrounded.
 static void k_attention_online(const AttentionRow& a) {
   score_all(a);
   for (int64_t i = 0; i < a.n_heads * a.head_dim; ++i) a.out[i] = 0.0f;
@@ -328,7 +329,8 @@ static void k_attention_online(const AttentionRow& a) {
 static void k_index_scores(const IndexScoreRow& s) {
   for (int64_t j0 = 0; j0 < s.n_keys; j0 += 1024) {
     const int64_t n = s.n_keys - j0 < 1024 ? s.n_keys - j0 : 1024;
-    MatmulBlock m = {s.queries, s.dim, s.key_panels + j0 * s.dim, s.dim, n, s.scratch, 1024, 0, s.n_heads, 0, (n + 31) / 32};
+    MatmulBlock m = {s.queries, s.dim,        s.key_panels + j0 * s.dim, s.dim, n, s.scratch, 1024, 0, s.n_heads,
+                     0,         (n + 31) / 32};
     k_matmul(m);
     float* out = s.out + j0;
     for (int64_t j = 0; j < n; ++j) out[j] = 0.0f;
@@ -364,8 +366,8 @@ static inline float power_of_two_at_least(float x) {
   return __builtin_bit_cast(float, (((u >> 23) & 0xFFu) + ((u & 0x7FFFFFu) != 0 ? 1u : 0u)) << 23);
 }
 
-// Nearest e4m3 value of |x| <= 448, ties to even: the step is 2^(exponent - 3), at least 2^-9, and adding 1.5 * 2^23 steps
-// rounds to a multiple of it.
+// Nearest e4m3 value of |x| <= 448, ties to even: the step is 2^(exponent - 3), at least 2^-9, and adding 1.5 * 2^23
+// steps rounds to a multiple of it.
 static inline float nearest_e4m3(float x) {
   const uint32_t u = __builtin_bit_cast(uint32_t, x) & 0x7F800000u;
   const uint32_t step_bits = (u > (121u << 23) ? u : (121u << 23)) - (3u << 23);
@@ -409,5 +411,6 @@ static void k_quantise_kv4(float* x, int64_t n) {
   quantise_e2m1(x, n, nearest_e4m3(clamp_to((a > low ? a : low) / 6.0f, 448.0f)));
 }
 
-static const Kernels kTable = {k_matmul,   k_sum_squares,  k_scale_by,     k_attention,    k_attention_online, k_index_scores, k_swiglu, k_collapse,
-                               k_expand,   k_gate_dot,     k_quantise_act, k_quantise_fp4, k_quantise_kv4,     k_add_scaled};
+static const Kernels kTable = {k_matmul,       k_sum_squares,  k_scale_by,     k_attention, k_attention_online,
+                               k_index_scores, k_swiglu,       k_collapse,     k_expand,    k_gate_dot,
+                               k_quantise_act, k_quantise_fp4, k_quantise_kv4, k_add_scaled};

@@ -16,9 +16,15 @@ constexpr int kMicroColumns1 = 4;
 struct F16 {
   __m256 lo, hi;
 };
-inline F16 f16_zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
-inline F16 f16_set(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
-inline F16 f16_load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline F16 f16_zero() {
+  return {_mm256_setzero_ps(), _mm256_setzero_ps()};
+}
+inline F16 f16_set(float x) {
+  return {_mm256_set1_ps(x), _mm256_set1_ps(x)};
+}
+inline F16 f16_load(const float* p) {
+  return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)};
+}
 inline void f16_store(float* p, const F16& a) {
   _mm256_storeu_ps(p, a.lo);
   _mm256_storeu_ps(p + 8, a.hi);
@@ -37,6 +43,8 @@ inline float f16_sum(const F16& a) {
 
 }  // namespace
 
-const Kernels* avx2_kernels() { return &kTable; }
+const Kernels* avx2_kernels() {
+  return &kTable;
+}
 
 }  // namespace espalier::ops

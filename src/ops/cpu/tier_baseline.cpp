@@ -1,5 +1,6 @@
-// The loops for any CPU. The fused multiply-add is emulated exactly: the product of two floats is exact in double, the sum is
-// rounded to odd in double, and rounding that to float is then the correctly rounded result (Boldo and Melquiond 2008).
+// The loops for any CPU. The fused multiply-add is emulated exactly: the product of two floats is exact in double, the
+// sum is rounded to odd in double, and rounding that to float is then the correctly rounded result (Boldo and Melquiond
+// 2008).
 #include "ops/cpu/kernels.h"
 #include "ops/scalar_math.h"
 
@@ -15,7 +16,9 @@ constexpr int kMicroColumns1 = 1;
 struct F16 {
   float v[16];
 };
-inline F16 f16_zero() { return {}; }
+inline F16 f16_zero() {
+  return {};
+}
 inline F16 f16_set(float x) {
   F16 r;
   for (float& v : r.v) v = x;
@@ -58,6 +61,8 @@ inline float f16_sum(const F16& a) {
 
 }  // namespace
 
-const Kernels* baseline_kernels() { return &kTable; }
+const Kernels* baseline_kernels() {
+  return &kTable;
+}
 
 }  // namespace espalier::ops

@@ -32,7 +32,8 @@ void attention(const AttentionParams& p) {
         std::vector<double> s(static_cast<size_t>(j1 - j0), -INFINITY);
         const double before = top;
         for (int64_t j = j0; j < j1; ++j) {
-          if (keys[j] != nullptr) s[static_cast<size_t>(j - j0)] = dot(q, keys[j], p.head_dim) * static_cast<double>(p.scale);
+          if (keys[j] != nullptr)
+            s[static_cast<size_t>(j - j0)] = dot(q, keys[j], p.head_dim) * static_cast<double>(p.scale);
           top = std::max(top, s[static_cast<size_t>(j - j0)]);
         }
         const double shrink = std::exp(before - top);
@@ -43,7 +44,8 @@ void attention(const AttentionParams& p) {
           const double e = std::exp(s[static_cast<size_t>(j - j0)] - top);
           denominator += e;
           const double weight = p.is_online ? static_cast<double>(round_bf16(static_cast<float>(e))) : e;
-          for (int64_t d = 0; d < p.head_dim; ++d) sum[static_cast<size_t>(d)] += weight * static_cast<double>(keys[j][d]);
+          for (int64_t d = 0; d < p.head_dim; ++d)
+            sum[static_cast<size_t>(d)] += weight * static_cast<double>(keys[j][d]);
         }
       }
       denominator += std::exp(static_cast<double>(p.sink[h]) - top);

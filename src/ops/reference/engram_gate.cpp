@@ -15,7 +15,8 @@ void engram_gate(const EngramGateParams& p) {
       for (int64_t d = 0; d < p.d_model; ++d) {
         const double hd = static_cast<double>(h[d]);
         const double kd = static_cast<double>(kv[c * p.d_model + d]);
-        dot += hd * static_cast<double>(p.q_weight[c * p.d_model + d]) * static_cast<double>(p.k_weight[c * p.d_model + d]) * kd;
+        dot += hd * static_cast<double>(p.q_weight[c * p.d_model + d]) *
+               static_cast<double>(p.k_weight[c * p.d_model + d]) * kd;
         hh += hd * hd;
         kk += kd * kd;
       }
@@ -23,7 +24,8 @@ void engram_gate(const EngramGateParams& p) {
       dot /= std::sqrt(hh / n + p.norm_eps) * std::sqrt(kk / n + p.norm_eps) * std::sqrt(n);
       const double x = std::copysign(std::sqrt(std::max(std::fabs(dot), 1e-6)), dot);
       const double gate = 1.0 / (1.0 + std::exp(-x));
-      for (int64_t d = 0; d < p.d_model; ++d) h[d] = static_cast<float>(static_cast<double>(h[d]) + gate * static_cast<double>(value[d]));
+      for (int64_t d = 0; d < p.d_model; ++d)
+        h[d] = static_cast<float>(static_cast<double>(h[d]) + gate * static_cast<double>(value[d]));
     }
   }
 }

@@ -15,7 +15,8 @@ void index_scores(const IndexScoresParams& p) {
       for (int64_t h = 0; h < p.n_heads; ++h) {
         const float* q = p.queries + (t * p.n_heads + h) * p.dim;
         double dot = 0;
-        for (int64_t d = 0; d < p.dim; ++d) dot += static_cast<double>(q[d]) * static_cast<double>(key[static_cast<size_t>(d)]);
+        for (int64_t d = 0; d < p.dim; ++d)
+          dot += static_cast<double>(q[d]) * static_cast<double>(key[static_cast<size_t>(d)]);
         const double w = static_cast<double>(p.weights[t * p.n_heads + h]);
         if (p.round_bf16) {
           const float rounded = round_bf16(static_cast<float>(dot));

@@ -19,11 +19,13 @@ void mhc_coefficients(const MhcCoefficientsParams& p) {
     const double r = 1.0 / std::sqrt(sum / static_cast<double>(n * p.d_model) + p.norm_eps);
     for (int64_t i = 0; i < width; ++i) {
       const double scale = static_cast<double>(p.scale[i < n ? 0 : i < 2 * n ? 1 : 2]);
-      m[static_cast<size_t>(i)] = static_cast<double>(p.dots[t * width + i]) * r * scale + static_cast<double>(p.base[i]);
+      m[static_cast<size_t>(i)] =
+          static_cast<double>(p.dots[t * width + i]) * r * scale + static_cast<double>(p.base[i]);
     }
     const auto sigmoid = [](double x) { return 1.0 / (1.0 + std::exp(-x)); };
     for (int64_t c = 0; c < n; ++c) p.pre[t * n + c] = static_cast<float>(sigmoid(m[static_cast<size_t>(c)]) + eps);
-    for (int64_t c = 0; c < n; ++c) p.post[t * n + c] = static_cast<float>(2.0 * sigmoid(m[static_cast<size_t>(n + c)]));
+    for (int64_t c = 0; c < n; ++c)
+      p.post[t * n + c] = static_cast<float>(2.0 * sigmoid(m[static_cast<size_t>(n + c)]));
     std::vector<double> c(static_cast<size_t>(n * n));
     const auto at = [&](int64_t i, int64_t j) -> double& { return c[static_cast<size_t>(i * n + j)]; };
     for (int64_t i = 0; i < n; ++i) {
@@ -69,7 +71,8 @@ void mhc_expand(const MhcExpandParams& p) {
       for (int64_t d = 0; d < p.d_model; ++d) {
         double sum = static_cast<double>(p.post[t * n + j]) * static_cast<double>(p.y[t * p.d_model + d]);
         for (int64_t i = 0; i < n; ++i) {
-          sum += static_cast<double>(p.comb[(t * n + i) * n + j]) * static_cast<double>(p.h[(t * n + i) * p.d_model + d]);
+          sum +=
+              static_cast<double>(p.comb[(t * n + i) * n + j]) * static_cast<double>(p.h[(t * n + i) * p.d_model + d]);
         }
         p.out[(t * n + j) * p.d_model + d] = static_cast<float>(sum);
       }

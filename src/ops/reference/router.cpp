@@ -23,7 +23,8 @@ void router(const RouterParams& p) {
     for (int64_t i = 0; i < p.n_active; ++i) {
       const int32_t e = chosen[static_cast<size_t>(i)];
       p.ids[t * p.n_active + i] = e;
-      p.weights[t * p.n_active + i] = static_cast<float>(static_cast<double>(scores[e]) / (sum + 1e-20) * static_cast<double>(p.scale));
+      p.weights[t * p.n_active + i] =
+          static_cast<float>(static_cast<double>(scores[e]) / (sum + 1e-20) * static_cast<double>(p.scale));
     }
   }
 }

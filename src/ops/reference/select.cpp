@@ -32,7 +32,8 @@ void select_top_k(const float* scores, int64_t n, int64_t k, const uint8_t* allo
 void select_blocks(const float* scores, int64_t n, int64_t k, int64_t block_size, uint8_t* mask, int64_t n_blocks) {
   const float low = -std::numeric_limits<float>::infinity();
   std::vector<float> best(static_cast<size_t>(n_blocks), low);
-  for (int64_t j = 0; j < n; ++j) best[static_cast<size_t>(j / block_size)] = std::max(best[static_cast<size_t>(j / block_size)], scores[j]);
+  for (int64_t j = 0; j < n; ++j)
+    best[static_cast<size_t>(j / block_size)] = std::max(best[static_cast<size_t>(j / block_size)], scores[j]);
   if (n > 0) best[static_cast<size_t>((n - 1) / block_size)] = std::numeric_limits<float>::infinity();
   std::fill_n(mask, n_blocks, uint8_t{0});
   std::vector<int32_t> chosen;

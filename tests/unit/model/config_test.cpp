@@ -130,7 +130,8 @@ TEST(Config, values_that_are_not_supported_are_refused_by_name) {
 }
 
 TEST(Config, missing_keys_are_named) {
-  for (const char* key : {"hidden_size", "rope_scaling", "compress_ratios", "engram_num_embeddings", "dspark_block_size", "hc_mult"}) {
+  for (const char* key :
+       {"hidden_size", "rope_scaling", "compress_ratios", "engram_num_embeddings", "dspark_block_size", "hc_mult"}) {
     const Status s = without(key);
     EXPECT_EQ(s.code(), StatusCode::kDataLoss) << key;
     EXPECT_NE(s.message().find(key), std::string::npos) << s.message();
@@ -138,7 +139,8 @@ TEST(Config, missing_keys_are_named) {
 }
 
 TEST(Config, text_that_is_not_a_config_is_refused) {
-  for (const char* text : {"", "{", "[]", "null", "{}", "{\"text_config\": 3}", "{\"text_config\": {}}", "nan", "{\"a\":1,\"a\":2}"}) {
+  for (const char* text :
+       {"", "{", "[]", "null", "{}", "{\"text_config\": 3}", "{\"text_config\": {}}", "nan", "{\"a\":1,\"a\":2}"}) {
     EXPECT_FALSE(parse_config(text, "config.json").ok()) << text;
   }
 }
@@ -170,20 +172,24 @@ TEST(Engram, released_primes_offsets_and_multipliers_follow_from_the_config) {
   EXPECT_EQ((*hashes)[0].primes.back(), 16000463);
   EXPECT_EQ((*hashes)[1].primes.front(), 16000477);
   EXPECT_EQ((*hashes)[1].primes.back(), 16000889);
-  EXPECT_EQ((*hashes)[0].multipliers, (std::vector<int64_t>{76632096046245, 4839876093313, 35959672319349, 73987337458391}));
-  EXPECT_EQ((*hashes)[1].multipliers, (std::vector<int64_t>{67716810739261, 51510806800915, 30921347202721, 82619226485591}));
+  EXPECT_EQ((*hashes)[0].multipliers,
+            (std::vector<int64_t>{76632096046245, 4839876093313, 35959672319349, 73987337458391}));
+  EXPECT_EQ((*hashes)[1].multipliers,
+            (std::vector<int64_t>{67716810739261, 51510806800915, 30921347202721, 82619226485591}));
 
   // Published test vector: current token class 1000, then 2000, 3000, 4000 looking back.
   const std::vector<int32_t> history = {4000, 3000, 2000, 1000};
   std::vector<int64_t> rows(24);
   engram_rows((*hashes)[0], history, 3, 2, 8, rows.data());
-  EXPECT_EQ(rows, (std::vector<int64_t>{2490620, 30742399, 43508771, 49736205, 75400613, 94708347, 104378374, 122161697,
-                                        141932547, 152141891, 163307126, 176705110, 195924637, 213571307, 224086977, 255415522,
-                                        264700880, 276602590, 301365869, 305879126, 324937183, 345597303, 361149035, 375488643}));
+  EXPECT_EQ(rows, (std::vector<int64_t>{2490620,   30742399,  43508771,  49736205,  75400613,  94708347,
+                                        104378374, 122161697, 141932547, 152141891, 163307126, 176705110,
+                                        195924637, 213571307, 224086977, 255415522, 264700880, 276602590,
+                                        301365869, 305879126, 324937183, 345597303, 361149035, 375488643}));
   engram_rows((*hashes)[1], history, 3, 2, 8, rows.data());
-  EXPECT_EQ(rows, (std::vector<int64_t>{13209604, 27196187, 47300532, 55442865, 67536165, 80841902, 96369704, 120577284,
-                                        136676902, 155853486, 162110656, 184514255, 206984010, 220009172, 236724639, 253058204,
-                                        262006302, 278444999, 300656409, 317176764, 330486514, 337310662, 359115282, 372276798}));
+  EXPECT_EQ(rows, (std::vector<int64_t>{13209604,  27196187,  47300532,  55442865,  67536165,  80841902,
+                                        96369704,  120577284, 136676902, 155853486, 162110656, 184514255,
+                                        206984010, 220009172, 236724639, 253058204, 262006302, 278444999,
+                                        300656409, 317176764, 330486514, 337310662, 359115282, 372276798}));
   c.engram.n_rows = {384006168, 384016683};
   const Status wrong = make_engram_hashes(c).status();
   EXPECT_EQ(wrong.code(), StatusCode::kDataLoss);

@@ -15,7 +15,8 @@ void expect_drafts(const std::string& p, const Recorded& reference, Numerics num
   ForwardOptions o;
   o.numerics = numerics;
   const ForwardResult prefill = must_forward(state, prompt(p), o);
-  ASSERT_TRUE(seed_drafter(m, drafter, prefill.taps, static_cast<int64_t>(prompt(p).size()), numerics, test_pool()).ok());
+  ASSERT_TRUE(
+      seed_drafter(m, drafter, prefill.taps, static_cast<int64_t>(prompt(p).size()), numerics, test_pool()).ok());
   const std::vector<int64_t> ids = reference.integers(p + ".draft.ids");
   const std::vector<int64_t> positions = reference.integers(p + ".draft.position");
   const std::vector<float> logits = reference.floats(p + ".draft.logits");
@@ -33,13 +34,17 @@ void expect_drafts(const std::string& p, const Recorded& reference, Numerics num
     ASSERT_TRUE(result.ok()) << result.error().message();
     const std::string what = p + " draft at " + std::to_string(positions[n]);
     const size_t row = n * static_cast<size_t>(block);
-    const std::vector<float> expected(logits.begin() + static_cast<std::ptrdiff_t>(row) * c.vocab,
-                                      logits.begin() + static_cast<std::ptrdiff_t>(row + static_cast<size_t>(block)) * c.vocab);
+    const std::vector<float> expected(
+        logits.begin() + static_cast<std::ptrdiff_t>(row) * c.vocab,
+        logits.begin() + static_cast<std::ptrdiff_t>(row + static_cast<size_t>(block)) * c.vocab);
     const Difference d = difference(result->logits.f32(), expected);
     EXPECT_LE(d.worst, tolerance) << what << ": " << d;
     for (int64_t j = 0; j < block; ++j) {
-      EXPECT_EQ(result->ids[static_cast<size_t>(j)], ids[n * static_cast<size_t>(block + 1) + 1 + static_cast<size_t>(j)]) << what << " token " << j;
-      EXPECT_NEAR(result->confidence.f32()[j], confidence[row + static_cast<size_t>(j)], tolerance) << what << " token " << j;
+      EXPECT_EQ(result->ids[static_cast<size_t>(j)],
+                ids[n * static_cast<size_t>(block + 1) + 1 + static_cast<size_t>(j)])
+          << what << " token " << j;
+      EXPECT_NEAR(result->confidence.f32()[j], confidence[row + static_cast<size_t>(j)], tolerance)
+          << what << " token " << j;
     }
   }
 }

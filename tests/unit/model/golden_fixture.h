@@ -1,4 +1,5 @@
-// The tiny golden checkpoint and the recorded outputs of the vendor's code (tests/golden/model/README.md), for the tests here.
+// The tiny golden checkpoint and the recorded outputs of the vendor's code (tests/golden/model/README.md), for the
+// tests here.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -27,7 +28,9 @@ inline ThreadPool& test_pool() {
   return pool;
 }
 
-inline std::string golden_dir() { return ESPALIER_GOLDEN_DIR "/model"; }
+inline std::string golden_dir() {
+  return ESPALIER_GOLDEN_DIR "/model";
+}
 
 // A recorded file. Values are widened: floats to float, integers to int64.
 class Recorded {
@@ -67,7 +70,9 @@ class Recorded {
       const uint8_t* p = static_cast<const uint8_t*>(v.data) + i * static_cast<size_t>(dtype_size_bytes(v.dtype));
       int32_t narrow;
       switch (v.dtype) {
-        case DType::kI64: std::memcpy(&out[i], p, 8); break;
+        case DType::kI64:
+          std::memcpy(&out[i], p, 8);
+          break;
         case DType::kI32:
           std::memcpy(&narrow, p, 4);
           out[i] = narrow;
@@ -120,7 +125,9 @@ inline std::shared_ptr<const Model> tiny_model() {
   return model;
 }
 
-inline std::vector<int32_t> prompt(const std::string& name) { return common().ids(name + ".tokens"); }
+inline std::vector<int32_t> prompt(const std::string& name) {
+  return common().ids(name + ".tokens");
+}
 
 inline ForwardResult must_forward(SequenceState& state, std::span<const int32_t> ids, const ForwardOptions& options) {
   auto r = forward(*tiny_model(), state, ids, options, test_pool());
@@ -129,7 +136,8 @@ inline ForwardResult must_forward(SequenceState& state, std::span<const int32_t>
 }
 
 // Logits of every position of one prompt, in calls of `chunk` tokens.
-inline Tensor all_logits(const std::vector<int32_t>& ids, Numerics numerics, int64_t chunk, LayerObserver* observer = nullptr) {
+inline Tensor all_logits(const std::vector<int32_t>& ids, Numerics numerics, int64_t chunk,
+                         LayerObserver* observer = nullptr) {
   SequenceState state(tiny_model()->config());
   ForwardOptions o;
   o.numerics = numerics;

@@ -54,7 +54,8 @@ TEST(GoldenFull, decoding_equals_the_owner_variant) {
     o.numerics = Numerics::kFull;
     must_forward(state, prompt(p), o);
     Tensor logits(DType::kF32, {24, 512});
-    const std::vector<int32_t> fed = common().has(p + ".tokens") ? fp32().ids(p + ".decode.owner.tokens") : std::vector<int32_t>{};
+    const std::vector<int32_t> fed =
+        common().has(p + ".tokens") ? fp32().ids(p + ".decode.owner.tokens") : std::vector<int32_t>{};
     ASSERT_EQ(fed.size(), 24u);
     for (size_t i = 0; i < fed.size(); ++i) {
       const ForwardResult r = must_forward(state, {&fed[i], 1}, o);
@@ -63,7 +64,8 @@ TEST(GoldenFull, decoding_equals_the_owner_variant) {
     expect_logits(logits, fp32().floats(p + ".decode.owner.logits"), p + " decode");
   }
   for (const std::string p : {"p17", "p40"}) {
-    expect_logits(all_logits(prompt(p), Numerics::kFull, 1), fp32().floats(p + ".stepwise.owner.logits"), p + " stepwise");
+    expect_logits(all_logits(prompt(p), Numerics::kFull, 1), fp32().floats(p + ".stepwise.owner.logits"),
+                  p + " stepwise");
   }
 }
 
@@ -83,7 +85,8 @@ TEST(GoldenKvq, rows_agree_except_for_single_code_flips) {
       errors.push_back(worst);
       ++rows;
       if (std::max_element(a, a + vocab) - a == std::max_element(b, b + vocab) - b) ++agreeing;
-      if (worst > 1e-2f) std::cout << "kvq " << p << " row " << t << ": a code flipped, worst logit difference " << worst << "\n";
+      if (worst > 1e-2f)
+        std::cout << "kvq " << p << " row " << t << ": a code flipped, worst logit difference " << worst << "\n";
     }
     std::sort(errors.begin(), errors.end());
     const float median = errors[errors.size() / 2];

@@ -1,5 +1,5 @@
-// A forward is the loop over layers: streaming gives its bits, a layer alone with carried state gives its bits, and dropping
-// any carried part changes them (quality.md 1.3). Also: thread counts, SIMD tiers, taking tokens back.
+// A forward is the loop over layers: streaming gives its bits, a layer alone with carried state gives its bits, and
+// dropping any carried part changes them (quality.md 1.3). Also: thread counts, SIMD tiers, taking tokens back.
 #include <algorithm>
 
 #include "ops/tier.h"
@@ -42,7 +42,8 @@ std::vector<Snapshot> run_all_layers(const std::vector<int32_t>& ids, Tensor* lo
 TEST(Streaming, loading_and_running_one_layer_at_a_time_equals_the_whole_forward_bit_for_bit) {
   const auto loader = WeightLoader::open(golden_dir() + "/tiny-a", {});
   ASSERT_TRUE(loader.ok()) << loader.error().message();
-  const CallContext context{loader->config(), loader->engram_hashes(), loader->engram_token_map(), Numerics::kFull, test_pool()};
+  const CallContext context{loader->config(), loader->engram_hashes(), loader->engram_token_map(), Numerics::kFull,
+                            test_pool()};
   const auto globals = loader->load_globals(test_pool());
   ASSERT_TRUE(globals.ok());
   // All sequences advance through a layer before the next layer is loaded.
@@ -110,7 +111,8 @@ TEST(Streaming, losing_pre_weights_compressed_entries_or_the_selection_changes_t
     std::fill_n(s.stream.pre.f32(), s.stream.pre.size(), 0.0f);
     for (int64_t t = 0; t < s.stream.pre.dim(0); ++t) s.stream.pre.f32()[t * 4] = 1.0f;
   }));
-  EXPECT_TRUE(changes([](Snapshot& s) { std::fill(s.state.compressed[2].kv.begin(), s.state.compressed[2].kv.end(), 0.0f); }));
+  EXPECT_TRUE(
+      changes([](Snapshot& s) { std::fill(s.state.compressed[2].kv.begin(), s.state.compressed[2].kv.end(), 0.0f); }));
   EXPECT_TRUE(changes([](Snapshot& s) {
     s.stream.selected.entries.clear();
     std::fill(s.stream.selected.begin.begin(), s.stream.selected.begin.end(), 0);
@@ -191,7 +193,8 @@ TEST(SequenceState, partly_accepted_drafts_and_a_reset_leave_no_trace) {
   must_forward(fresh, {ids.data(), static_cast<size_t>(n)}, o);
   EXPECT_TRUE(same_bits(found, must_forward(fresh, {ids.data() + n, 1}, o).logits));
   state.reset();
-  EXPECT_TRUE(same_bits(must_forward(state, prompt("p17"), o).logits, all_logits(prompt("p17"), Numerics::kFull, 4096)));
+  EXPECT_TRUE(
+      same_bits(must_forward(state, prompt("p17"), o).logits, all_logits(prompt("p17"), Numerics::kFull, 4096)));
 }
 
 TEST(SequenceState, more_than_kRewindRows_cannot_be_taken_back) {

@@ -1,5 +1,5 @@
-// Inner choices and values of the forward pass against the vendor's recordings in fp32: router, index entries, candidate
-// blocks, Engram rows, streams, mHC coefficients, caches, decode choices.
+// Inner choices and values of the forward pass against the vendor's recordings in fp32: router, index entries,
+// candidate blocks, Engram rows, streams, mHC coefficients, caches, decode choices.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -83,7 +83,8 @@ void expect_routing(const Recorder& r, const std::string& stem, int layer) {
     for (size_t i = 0; i < k; ++i) expected[ids[t * k + i]] = weights[t * k + i];
     for (size_t i = 0; i < k; ++i) {
       const auto found = expected.find(mine.ids[t * k + i]);
-      ASSERT_NE(found, expected.end()) << stem << " layer " << layer << " row " << t << ": expert " << mine.ids[t * k + i];
+      ASSERT_NE(found, expected.end()) << stem << " layer " << layer << " row " << t << ": expert "
+                                       << mine.ids[t * k + i];
       EXPECT_NEAR(mine.weights[t * k + i], found->second, 1e-5f) << stem << " layer " << layer << " row " << t;
     }
   }
@@ -124,7 +125,8 @@ TEST(GoldenChoices, router_index_engram_and_candidates_equal_the_vendors) {
       const std::string index_name = layer_name(p, "prefill.indexer", l, ".ids");
       if (c.is_index_source(l) && fp32().has(index_name)) expect_selected(trace, index_name, l);
       if (c.engram_slot(l) >= 0) {
-        EXPECT_EQ(trace.recorder.engram.at(l), fp32().integers(layer_name(p, "prefill.engram", l, ".rows"))) << p << " layer " << l;
+        EXPECT_EQ(trace.recorder.engram.at(l), fp32().integers(layer_name(p, "prefill.engram", l, ".rows")))
+            << p << " layer " << l;
       }
     }
     const std::vector<int64_t> mask = fp32().integers(layer_name(p, "prefill.candidates", c.candidate_source, ""));
@@ -132,7 +134,8 @@ TEST(GoldenChoices, router_index_engram_and_candidates_equal_the_vendors) {
     ASSERT_EQ(static_cast<int64_t>(mask.size()), n * n);
     for (int64_t t = 0; t < n; ++t) {
       for (int64_t j = 0; j <= t; ++j) {  // entries that the row can see; ratio 1
-        const uint8_t mine = trace.candidates[static_cast<size_t>(t * trace.n_candidate_blocks + j / c.candidate_block_size)];
+        const uint8_t mine =
+            trace.candidates[static_cast<size_t>(t * trace.n_candidate_blocks + j / c.candidate_block_size)];
         ASSERT_EQ(mine, mask[static_cast<size_t>(t * n + j)]) << p << " row " << t << " entry " << j;
       }
     }
@@ -186,7 +189,8 @@ TEST(GoldenValues, streams_coefficients_and_sub_layers_of_p40_agree_in_every_lay
     for (const std::string site : {"attn", "ffn"}) {
       expect_value(l, site + ".in", site + "." + L + ".in", 1e-4f);
       expect_value(l, site + ".out", site + "." + L + ".out", 1e-4f);
-      for (const std::string k : {"pre", "post", "comb"}) expect_value(l, "hc." + site + "_" + k, "hc." + L + "." + site + "_" + k, 1e-5f);
+      for (const std::string k : {"pre", "post", "comb"})
+        expect_value(l, "hc." + site + "_" + k, "hc." + L + "." + site + "_" + k, 1e-5f);
     }
     expect_value(l, "router.scores", "router." + L + ".scores", 1e-4f);
   }
@@ -205,7 +209,8 @@ TEST(GoldenValues, caches_hold_the_recorded_rows) {
       const std::string stem = p + ".prefill.cache.L" + std::to_string(l) + ".";
       const std::vector<float> window = fp32().floats(stem + "window");
       for (int64_t pos = std::max<int64_t>(0, n - c.window); pos < n; ++pos) {
-        const std::vector<float> row(window.begin() + pos % c.window * c.head_dim, window.begin() + (pos % c.window + 1) * c.head_dim);
+        const std::vector<float> row(window.begin() + pos % c.window * c.head_dim,
+                                     window.begin() + (pos % c.window + 1) * c.head_dim);
         const Difference d = difference(trace.state.windows[static_cast<size_t>(l)].row(pos), row);
         EXPECT_LE(d.worst, 1e-4f) << stem << "window position " << pos << ": " << d;
       }
@@ -215,7 +220,8 @@ TEST(GoldenValues, caches_hold_the_recorded_rows) {
       EXPECT_LE(kv.worst, 1e-4f) << stem << "compressed: " << kv;
       const std::vector<float> keys = fp32().floats(stem + "index_k");
       std::vector<float> mine(keys.size());
-      for (int64_t j = 0; j < n / c.ratio(l); ++j) ops::get_index_key(cache.index_keys.data(), c.index_head_dim, j, mine.data() + j * c.index_head_dim);
+      for (int64_t j = 0; j < n / c.ratio(l); ++j)
+        ops::get_index_key(cache.index_keys.data(), c.index_head_dim, j, mine.data() + j * c.index_head_dim);
       const Difference index = difference(mine.data(), keys);
       EXPECT_LE(index.worst, 1e-4f) << stem << "index_k: " << index;
       if (c.ratio(l) == 1) continue;

@@ -1,9 +1,9 @@
 // `vendor` numerics, layer by layer from the recorded sub-layer inputs, so that one flipped rounding cannot spread.
 //
-// Tolerance: outputs are bf16 (8 significant bits). A different summation order may move a value across a rounding boundary
-// inside the sub-layer, so a row's error is measured against the row's largest output: 2^-7 of it (two bf16 steps at the top)
-// for at least 95 % of the rows of every sub-layer, and 2^-3 for every row, which leaves room for a flipped fp4 code, index
-// entry or expert but not for a missing rounding point.
+// Tolerance: outputs are bf16 (8 significant bits). A different summation order may move a value across a rounding
+// boundary inside the sub-layer, so a row's error is measured against the row's largest output: 2^-7 of it (two bf16
+// steps at the top) for at least 95 % of the rows of every sub-layer, and 2^-3 for every row, which leaves room for a
+// flipped fp4 code, index entry or expert but not for a missing rounding point.
 #include <algorithm>
 #include <cmath>
 #include <iostream>
@@ -40,8 +40,8 @@ RowErrors compare_rows(const std::vector<float>& found, const std::vector<float>
 }
 
 void expect_close(const RowErrors& e, const std::string& what) {
-  std::cout << "vendor " << what << ": " << e.exact << " of " << e.rows << " rows equal, " << e.close << " within 2^-7, worst "
-            << e.worst << "\n";
+  std::cout << "vendor " << what << ": " << e.exact << " of " << e.rows << " rows equal, " << e.close
+            << " within 2^-7, worst " << e.worst << "\n";
   EXPECT_GE(static_cast<double>(e.close), 0.95 * static_cast<double>(e.rows)) << what;
   EXPECT_LE(e.worst, 0x1p-3) << what;
 }
@@ -50,7 +50,8 @@ class GoldenVendor : public testing::Test {
  protected:
   bool is_absent() const {
     if (vendor() == nullptr) {
-      std::cout << "reference-vendor.safetensors is not in this tree (4.5 MB); set ESPALIER_SHARED_GOLDEN to the golden folder\n";
+      std::cout << "reference-vendor.safetensors is not in this tree (4.5 MB); set ESPALIER_SHARED_GOLDEN to the "
+                   "golden folder\n";
     }
     return vendor() == nullptr;
   }
@@ -70,7 +71,8 @@ TEST_F(GoldenVendor, attention_of_p40_follows_from_its_recorded_input_in_every_l
     const std::vector<float> x = vendor()->floats(stem + ".in");
     std::vector<float> y(x.size());
     layer_attention(context, m.layers[static_cast<size_t>(l)].attn, l, state, stream, x.data(), y.data());
-    expect_close(compare_rows(y, vendor()->floats(stem + ".out"), c.d_model), "attention of layer " + std::to_string(l));
+    expect_close(compare_rows(y, vendor()->floats(stem + ".out"), c.d_model),
+                 "attention of layer " + std::to_string(l));
   }
 }
 
@@ -83,7 +85,8 @@ TEST_F(GoldenVendor, experts_of_p40_follow_from_their_recorded_input_in_every_la
     const std::string stem = "p40.prefill.ffn.L" + std::to_string(l);
     const std::vector<float> x = vendor()->floats(stem + ".in");
     std::vector<float> y(x.size());
-    run_moe(context, m.layers[static_cast<size_t>(l)].moe, l, x.data(), static_cast<int64_t>(x.size()) / c.d_model, y.data());
+    run_moe(context, m.layers[static_cast<size_t>(l)].moe, l, x.data(), static_cast<int64_t>(x.size()) / c.d_model,
+            y.data());
     expect_close(compare_rows(y, vendor()->floats(stem + ".out"), c.d_model), "experts of layer " + std::to_string(l));
   }
 }
@@ -107,7 +110,8 @@ TEST_F(GoldenVendor, short_prompts_agree_end_to_end_in_the_argmax) {
       }
     }
     const double relative = std::sqrt(squares / total);
-    std::cout << "vendor " << p << ": arg-max agrees in " << agreeing << " of " << found.dim(0) << " rows, relative rms " << relative << "\n";
+    std::cout << "vendor " << p << ": arg-max agrees in " << agreeing << " of " << found.dim(0)
+              << " rows, relative rms " << relative << "\n";
     EXPECT_LE(relative, 0.03) << p;  // the vendor's numerics themselves are 0.04 to 0.06 from fp32 here
     EXPECT_GE(agreeing, found.dim(0) - 1) << p;
   }

@@ -1,4 +1,5 @@
-// Loading: every wrong file is refused with file, tensor, expected and found; stored and unpacked weights give equal bits.
+// Loading: every wrong file is refused with file, tensor, expected and found; stored and unpacked weights give equal
+// bits.
 #include "model/weights.h"
 
 #include <unistd.h>
@@ -67,7 +68,8 @@ class DamagedCheckpoint {
 
 void expect_refusal(const Status& s, StatusCode code, const std::vector<std::string>& parts) {
   EXPECT_EQ(s.code(), code) << s.message();
-  for (const std::string& part : parts) EXPECT_NE(s.message().find(part), std::string::npos) << "'" << part << "' in: " << s.message();
+  for (const std::string& part : parts)
+    EXPECT_NE(s.message().find(part), std::string::npos) << "'" << part << "' in: " << s.message();
 }
 
 TEST(Weights, a_complete_checkpoint_in_one_file_loads_and_gives_the_same_logits) {
@@ -86,8 +88,9 @@ TEST(Weights, a_complete_checkpoint_in_one_file_loads_and_gives_the_same_logits)
 }
 
 TEST(Weights, a_missing_tensor_is_not_found_by_name) {
-  for (const char* name : {"layers.3.attn.wq_a.weight", "layers.3.attn.wq_a.scale", "norm.weight", "layers.1.engram.embed.scale",
-                           "mtp.1.markov_head.head.weight", "layers.7.ffn.experts.5.w2.weight"}) {
+  for (const char* name :
+       {"layers.3.attn.wq_a.weight", "layers.3.attn.wq_a.scale", "norm.weight", "layers.1.engram.embed.scale",
+        "mtp.1.markov_head.head.weight", "layers.7.ffn.experts.5.w2.weight"}) {
     DamagedCheckpoint c;
     c.tensors().erase(name);
     c.write();
@@ -99,7 +102,8 @@ TEST(Weights, a_wrong_type_or_shape_is_refused_with_both) {
   DamagedCheckpoint c;
   c.tensors()["layers.2.attn_norm.weight"].dtype = DType::kF16;
   c.write();
-  expect_refusal(c.load(), StatusCode::kDataLoss, {"layers.2.attn_norm.weight", "model.safetensors", "BF16 [256]", "F16 [256]"});
+  expect_refusal(c.load(), StatusCode::kDataLoss,
+                 {"layers.2.attn_norm.weight", "model.safetensors", "BF16 [256]", "F16 [256]"});
   DamagedCheckpoint d;
   d.tensors()["layers.2.attn.wkv.weight"].shape = {256, 128};
   d.write();
@@ -120,17 +124,21 @@ TEST(Weights, a_nan_or_infinite_weight_is_refused_with_its_index) {
     uint8_t value;
     const char* index;
   };
-  for (const Case& k : {Case{"layers.3.attn.wq_b.weight", 128 * 5 + 7, 0x7F, "[5, 7]"},            // e4m3 NaN
-                        Case{"layers.3.attn.wo_a.weight", 256 * 200 + 9, 0xFF, "[200, 9]"},        // second group
-                        Case{"layers.3.ffn.experts.1.w1.scale", 8 * 3 + 2, 0xFF, "[3, 64]"},       // e8m0 NaN, seen at the first element it scales
-                        Case{"layers.3.ffn.gate.bias", 4 * 2 + 3, 0x7F, "element 2"},              // f32, see below
+  for (const Case& k : {Case{"layers.3.attn.wq_b.weight", 128 * 5 + 7, 0x7F, "[5, 7]"},      // e4m3 NaN
+                        Case{"layers.3.attn.wo_a.weight", 256 * 200 + 9, 0xFF, "[200, 9]"},  // second group
+                        Case{"layers.3.ffn.experts.1.w1.scale", 8 * 3 + 2, 0xFF,
+                             "[3, 64]"},  // e8m0 NaN, seen at the first element it scales
+                        Case{"layers.3.ffn.gate.bias", 4 * 2 + 3, 0x7F, "element 2"},  // f32, see below
                         Case{"head.weight", 2 * (256 * 11 + 3) + 1, 0x7F, "[11, 3]"}}) {
     DamagedCheckpoint c;
     std::vector<uint8_t>& b = c.bytes(k.name);
     b[k.byte] = k.value;
-    if (std::string(k.name).ends_with("bias") || std::string(k.name) == "head.weight") b[k.byte - 1] = 0xC0;  // 7FC0…: NaN
+    if (std::string(k.name).ends_with("bias") || std::string(k.name) == "head.weight")
+      b[k.byte - 1] = 0xC0;  // 7FC0…: NaN
     c.write();
-    expect_refusal(c.load(), StatusCode::kDataLoss, {std::string(k.name).substr(0, std::string(k.name).rfind('.')), k.index, "NaN", "model.safetensors"});
+    expect_refusal(
+        c.load(), StatusCode::kDataLoss,
+        {std::string(k.name).substr(0, std::string(k.name).rfind('.')), k.index, "NaN", "model.safetensors"});
   }
 }
 
@@ -142,7 +150,8 @@ TEST(Weights, a_damaged_engram_row_is_an_error_of_the_call_that_reads_it) {
   const auto model = Model::load(c.dir(), {}, test_pool());
   ASSERT_TRUE(model.ok()) << model.error().message();
   SequenceState state((*model)->config());
-  expect_refusal(forward(**model, state, prompt("p5"), {}, test_pool()).status(), StatusCode::kDataLoss, {"layers.1.engram.embed", "NaN"});
+  expect_refusal(forward(**model, state, prompt("p5"), {}, test_pool()).status(), StatusCode::kDataLoss,
+                 {"layers.1.engram.embed", "NaN"});
 }
 
 TEST(Weights, a_pack_without_image_biases_loads_with_a_note) {
@@ -210,9 +219,11 @@ TEST(Weights, stored_experts_give_the_bits_of_unpacked_ones) {
 
 TEST(Weights, fp8_blocks_and_mxfp4_groups_decode_to_code_times_scale) {
   // 2x2 blocks of 2x2 codes; e4m3 0x38 = 1, 0x40 = 2, 0xB8 = -1; e8m0 127 = 1, 128 = 2.
-  const uint8_t codes[16] = {0x38, 0x40, 0x38, 0x38, 0xB8, 0x38, 0x40, 0x40, 0x38, 0x38, 0x38, 0x38, 0x38, 0x40, 0x40, 0x38};
+  const uint8_t codes[16] = {0x38, 0x40, 0x38, 0x38, 0xB8, 0x38, 0x40, 0x40,
+                             0x38, 0x38, 0x38, 0x38, 0x38, 0x40, 0x40, 0x38};
   const uint8_t scales[4] = {127, 128, 129, 126};
-  const auto fp8 = Linear::from_fp8("w", {codes, DType::kF8E4M3, {4, 4}}, {scales, DType::kF8E8M0, {2, 2}}, 2, 2, 1, 3, WeightResidency::kUnpacked);
+  const auto fp8 = Linear::from_fp8("w", {codes, DType::kF8E4M3, {4, 4}}, {scales, DType::kF8E8M0, {2, 2}}, 2, 2, 1, 3,
+                                    WeightResidency::kUnpacked);
   ASSERT_TRUE(fp8.ok());
   std::vector<float> w(12);
   fp8->weight_kn(test_pool(), w.data());
@@ -221,7 +232,8 @@ TEST(Weights, fp8_blocks_and_mxfp4_groups_decode_to_code_times_scale) {
   nibbles[0] = 0x92;   // elements 0 and 1: 1.0, -0.5
   nibbles[16] = 0xF7;  // second group: 6, -6
   const uint8_t s4[2] = {128, 126};
-  const auto fp4 = Linear::from_mxfp4("w", {nibbles.data(), DType::kI8, {1, 32}}, {s4, DType::kF8E8M0, {1, 2}}, WeightResidency::kUnpacked);
+  const auto fp4 = Linear::from_mxfp4("w", {nibbles.data(), DType::kI8, {1, 32}}, {s4, DType::kF8E8M0, {1, 2}},
+                                      WeightResidency::kUnpacked);
   ASSERT_TRUE(fp4.ok());
   std::vector<float> v(64);
   fp4->weight_kn(test_pool(), v.data());
@@ -293,7 +305,8 @@ TEST(Forward, calls_that_cannot_be_served_are_refused) {
   const auto small = Model::load(c.dir(), {}, test_pool());
   ASSERT_TRUE(small.ok()) << small.error().message();
   SequenceState s((*small)->config());
-  expect_refusal(forward(**small, s, prompt("p17"), {}, test_pool()).status(), StatusCode::kResourceExhausted, {"16", "17"});
+  expect_refusal(forward(**small, s, prompt("p17"), {}, test_pool()).status(), StatusCode::kResourceExhausted,
+                 {"16", "17"});
 }
 
 }  // namespace

@@ -15,7 +15,8 @@ namespace espalier::ops {
 namespace {
 
 double relative(double found, long double expected) {
-  return static_cast<double>(std::fabs(static_cast<long double>(found) - expected) / std::fmax(std::fabs(expected), 1e-300L));
+  return static_cast<double>(std::fabs(static_cast<long double>(found) - expected) /
+                             std::fmax(std::fabs(expected), 1e-300L));
 }
 
 TEST(ScalarMath, exp_is_accurate_to_1e15_and_saturates) {
@@ -35,10 +36,13 @@ TEST(ScalarMath, log_log1p_softplus_sigmoid_and_pow_are_accurate) {
   const CounterRng rng(2, "log");
   for (uint64_t i = 0; i < 20000; ++i) {
     const double x = std::exp((rng.uniform(i) - 0.5) * 200.0);
-    ASSERT_NEAR(log_d(x), static_cast<double>(std::log(static_cast<long double>(x))), 1e-15 * std::fmax(1.0, std::fabs(std::log(x)))) << x;
+    ASSERT_NEAR(log_d(x), static_cast<double>(std::log(static_cast<long double>(x))),
+                1e-15 * std::fmax(1.0, std::fabs(std::log(x))))
+        << x;
     ASSERT_LT(relative(log1p_d(x), std::log1p(static_cast<long double>(x))), 2e-15) << x;
     const double t = (rng.uniform(i) - 0.5) * 100.0;
-    const long double exact = t > 20.0 ? static_cast<long double>(t) : std::log1p(std::exp(static_cast<long double>(t)));
+    const long double exact =
+        t > 20.0 ? static_cast<long double>(t) : std::log1p(std::exp(static_cast<long double>(t)));
     ASSERT_LT(relative(softplus_d(t), exact), 4e-15) << t;
     ASSERT_LT(relative(sigmoid_d(t), 1.0L / (1.0L + std::exp(-static_cast<long double>(t)))), 4e-15) << t;
   }
