@@ -1,4 +1,5 @@
-// tokenize, detokenize, render: what the tokenizer and the chat encoding of a model make of a text, ids or a conversation.
+// tokenize, detokenize, render: what the tokenizer and the chat encoding of a model make of a text, ids or a
+// conversation.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <filesystem>
@@ -77,7 +78,8 @@ Result<int> run_tokenize(const TokenizeOptions& options, bool json) {
       if (!lines[i].is_string()) {
         return data_loss("'" + options.file + "' line " + std::to_string(i + 1) + ": expected a JSON string");
       }
-      ASSIGN_OR_RETURN(const std::vector<int32_t> ids, tokenizer.encode(lines[i].get_ref<const std::string&>(), encode));
+      ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
+                       tokenizer.encode(lines[i].get_ref<const std::string&>(), encode));
       document["ids"].push_back(ids);
       if (!json) print_ids(document["ids"].back());
     }
@@ -90,7 +92,8 @@ Result<std::vector<int32_t>> ids_of_line(const Json& line, const std::string& wh
   std::vector<int32_t> ids;
   if (!line.is_array()) return data_loss(where + ": expected a JSON array of ids");
   for (const Json& id : line) {
-    if (!id.is_number_integer() || id < INT32_MIN || id > INT32_MAX) return data_loss(where + ": expected a JSON array of ids");
+    if (!id.is_number_integer() || id < INT32_MIN || id > INT32_MAX)
+      return data_loss(where + ": expected a JSON array of ids");
     ids.push_back(id.get<int32_t>());
   }
   return ids;
@@ -109,7 +112,8 @@ Result<int> run_detokenize(const TokenizeOptions& options, bool json) {
     for (size_t i = 0; i < lines.size(); ++i) {
       const std::string where = "'" + options.file + "' line " + std::to_string(i + 1);
       ASSIGN_OR_RETURN(const std::vector<int32_t> ids, ids_of_line(lines[i], where));
-      if (const Status status = tokenizer.check_ids(ids); !status.ok()) return data_loss(where + ": " + status.message());
+      if (const Status status = tokenizer.check_ids(ids); !status.ok())
+        return data_loss(where + ": " + status.message());
       document["text"].push_back(tokenizer.decode(ids, options.skip_special));
       if (!json) std::printf("%s\n", dump_json(document["text"].back()).c_str());
     }
@@ -118,7 +122,8 @@ Result<int> run_detokenize(const TokenizeOptions& options, bool json) {
   return 0;
 }
 
-Result<RenderedPrompt> render(const Tokenizer& tokenizer, const Json& body, bool parse_special, const std::string& where) {
+Result<RenderedPrompt> render(const Tokenizer& tokenizer, const Json& body, bool parse_special,
+                              const std::string& where) {
   auto chat = parse_chat_json(body);
   if (!chat.ok()) return data_loss(where + ": " + chat.error().message());
   chat->parse_special_in_content = parse_special;
@@ -130,7 +135,8 @@ Result<int> run_render(const TokenizeOptions& options, bool json) {
   Json document;
   if (!options.chat.empty()) {
     ASSIGN_OR_RETURN(const Json body, read_json_file(options.chat));
-    ASSIGN_OR_RETURN(const RenderedPrompt prompt, render(tokenizer, body, options.parse_special, "'" + options.chat + "'"));
+    ASSIGN_OR_RETURN(const RenderedPrompt prompt,
+                     render(tokenizer, body, options.parse_special, "'" + options.chat + "'"));
     document = {{"prompt", prompt.text}, {"ids", prompt.ids}};
     if (!json) {
       std::printf("%s\n", prompt.text.c_str());

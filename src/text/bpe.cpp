@@ -15,7 +15,9 @@ uint64_t pair_key(int32_t left, int32_t right) {
   return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
 }
 
-uint64_t mix(uint64_t key) { return (key ^ key >> 29) * 0x9E3779B97F4A7C15u; }
+uint64_t mix(uint64_t key) {
+  return (key ^ key >> 29) * 0x9E3779B97F4A7C15u;
+}
 
 }  // namespace
 
@@ -118,7 +120,8 @@ void BytePairMerger::merge_long(std::string_view piece, std::vector<int32_t>& ou
       if (const Slot* s = find(symbol.id, symbols[symbol.next].id)) queue.push({s->rank, top.at, s->result});
     }
     if (symbol.previous != kNone) {
-      if (const Slot* s = find(symbols[symbol.previous].id, symbol.id)) queue.push({s->rank, symbol.previous, s->result});
+      if (const Slot* s = find(symbols[symbol.previous].id, symbol.id))
+        queue.push({s->rank, symbol.previous, s->result});
     }
   }
   for (uint32_t i = 0; i != kNone; i = symbols[i].next) out.push_back(symbols[i].id);

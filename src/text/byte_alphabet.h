@@ -12,7 +12,8 @@ namespace espalier {
 // Code point that stands for each byte: printable Latin-1 for itself, the other 68 bytes from U+0100 on.
 const std::array<uint32_t, 256>& byte_alphabet();
 
-// The bytes that a vocabulary string stands for; nullopt when a character is not of the alphabet. `token` is valid UTF-8.
+// The bytes that a vocabulary string stands for; nullopt when a character is not of the alphabet. `token` is valid
+// UTF-8.
 std::optional<std::string> bytes_of_token(std::string_view token);
 
 // The vocabulary string of some bytes.

@@ -1,9 +1,9 @@
 // Conversations in the official V4.1 encoding: messages in, the exact prompt text and its token ids out.
 //
-// Parsing (JSON to ChatRequest) is apart from rendering (ChatRequest to prompt). Values of JSON (tool schemas, arguments) are
-// kept as text, already serialised as the reference does. Text of users, tools and histories is never trusted: markers
-// spelled in it stay ordinary text, unless `parse_special_in_content` asks for the reference's behaviour.
-// Threads: pure. Source: serving.md section 1; decisions in docs/formats/chat.md.
+// Parsing (JSON to ChatRequest) is apart from rendering (ChatRequest to prompt). Values of JSON (tool schemas,
+// arguments) are kept as text, already serialised as the reference does. Text of users, tools and histories is never
+// trusted: markers spelled in it stay ordinary text, unless `parse_special_in_content` asks for the reference's
+// behaviour. Threads: pure. Source: serving.md section 1; decisions in docs/formats/chat.md.
 #pragma once
 
 #include <cstdint>

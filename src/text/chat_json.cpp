@@ -20,7 +20,8 @@ Result<std::string> optional_string(const Json& object, std::string_view key, co
 }
 
 Result<ChatPart> parse_part(const Json& part, const std::string& where) {
-  if (!part.is_object()) return invalid_argument(where + ": expected an object with a type, found " + describe_json(part));
+  if (!part.is_object())
+    return invalid_argument(where + ": expected an object with a type, found " + describe_json(part));
   ASSIGN_OR_RETURN(const std::string type, string_member(part, "type", where));
   ChatPart out;
   if (type == "text" || type == "input_text" || type == "output_text") {
@@ -46,7 +47,8 @@ Result<std::vector<ChatPart>> parse_content(const Json& message, const std::stri
       out.push_back(std::move(part));
     }
   } else {
-    return invalid_argument(where + ".content: expected a string or an array of parts, found " + describe_json(*content));
+    return invalid_argument(where + ".content: expected a string or an array of parts, found " +
+                            describe_json(*content));
   }
   return out;
 }
@@ -83,7 +85,8 @@ Result<ToolCall> parse_function_call(const Json& function, const std::string& wh
 
 Status parse_calls(const Json& message, const std::string& where, ChatMessage& out) {
   if (const Json* calls = find_member(message, "tool_calls")) {
-    if (!calls->is_array()) return invalid_argument(where + ".tool_calls: expected an array, found " + describe_json(*calls));
+    if (!calls->is_array())
+      return invalid_argument(where + ".tool_calls: expected an array, found " + describe_json(*calls));
     for (size_t i = 0; i < calls->size(); ++i) {
       const std::string here = where + ".tool_calls[" + std::to_string(i) + "]";
       const Json& entry = (*calls)[i];
@@ -109,9 +112,11 @@ Status parse_reasoning(const Json& message, const std::string& where, ChatMessag
   }
   const Json* details = find_member(message, "reasoning_details");
   if (details == nullptr) return ok_status();
-  if (!details->is_array()) return invalid_argument(where + ".reasoning_details: expected an array, found " + describe_json(*details));
+  if (!details->is_array())
+    return invalid_argument(where + ".reasoning_details: expected an array, found " + describe_json(*details));
   for (const Json& detail : *details) {
-    if (!detail.is_object()) return invalid_argument(where + ".reasoning_details: expected objects, found " + describe_json(detail));
+    if (!detail.is_object())
+      return invalid_argument(where + ".reasoning_details: expected objects, found " + describe_json(detail));
     ASSIGN_OR_RETURN(const std::string text, optional_string(detail, "text", where + ".reasoning_details"));
     out.reasoning += text;
   }
@@ -125,7 +130,8 @@ Result<ChatRole> parse_role(const Json& message, const std::string& where) {
   if (role == "assistant") return ChatRole::kAssistant;
   if (role == "tool" || role == "function") return ChatRole::kTool;
   if (role == "latest_reminder") return ChatRole::kLatestReminder;
-  return invalid_argument(where + ".role: expected system, developer, user, assistant, tool or latest_reminder, found '" +
+  return invalid_argument(where +
+                          ".role: expected system, developer, user, assistant, tool or latest_reminder, found '" +
                           role.substr(0, 60) + "'");
 }
 
@@ -160,7 +166,8 @@ Result<ChatMessage> parse_message(const Json& message, const std::string& where)
       }
       break;
     }
-    case ChatRole::kLatestReminder: break;
+    case ChatRole::kLatestReminder:
+      break;
   }
   return out;
 }
@@ -175,7 +182,8 @@ ChatMessage& leading_system(std::vector<ChatMessage>& messages) {
 
 Result<ChatRequest> parse(const Json& body) {
   if (!body.is_object() && !body.is_array()) {
-    return invalid_argument("chat: expected an object with messages, or an array of messages, found " + describe_json(body));
+    return invalid_argument("chat: expected an object with messages, or an array of messages, found " +
+                            describe_json(body));
   }
   const Json* messages = body.is_array() ? &body : find_member(body, "messages");
   if (messages == nullptr || !messages->is_array()) {

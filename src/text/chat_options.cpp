@@ -19,8 +19,9 @@ struct Effort {
 
 Result<Effort> parse_effort(const Json& effort, const std::string& where) {
   const auto refuse = [&] {
-    return invalid_argument(where + ": expected none, minimal, low, medium, high, xhigh, max, ultra or an integer from 1 to 100, found " +
-                            describe_json(effort));
+    return invalid_argument(
+        where + ": expected none, minimal, low, medium, high, xhigh, max, ultra or an integer from 1 to 100, found " +
+        describe_json(effort));
   };
   if (effort.is_number_integer()) {
     if (effort < 1 || effort > 100) return refuse();
@@ -62,7 +63,8 @@ Result<std::optional<bool>> thinking_type(const Json& body) {
 
 // The first effort given, in order of precedence.
 Result<std::optional<Effort>> find_effort(const Json& body, const Json* kwargs) {
-  const auto from = [](const Json& object, std::string_view key, const std::string& where) -> Result<std::optional<Effort>> {
+  const auto from = [](const Json& object, std::string_view key,
+                       const std::string& where) -> Result<std::optional<Effort>> {
     const Json* effort = find_member(object, key);
     if (effort == nullptr) return std::optional<Effort>();
     ASSIGN_OR_RETURN(const Effort value, parse_effort(*effort, where));
@@ -121,19 +123,23 @@ Status apply_namespace(const Json& space, const std::string& where, Json& functi
   }
   if (!description.empty()) {
     const Json* text = find_member(function, "description");
-    function["description"] = description + "\n" + (text != nullptr && text->is_string() ? text->get<std::string>() : "");
+    function["description"] =
+        description + "\n" + (text != nullptr && text->is_string() ? text->get<std::string>() : "");
   }
   return ok_status();
 }
 
 Status check_tool_name(const std::string& name, const std::string& where) {
   const bool is_plain = std::all_of(name.begin(), name.end(), [](char c) {
-    return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '_' || c == '.' || c == ':' || c == '-';
+    return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '_' || c == '.' ||
+           c == ':' || c == '-';
   });
   if (name.empty() || name.size() > kMaxToolName || !is_plain) {
-    return invalid_argument(where + ".name: expected 1 to 256 characters of A-Z a-z 0-9 _ . : -, found '" + name.substr(0, 60) + "'");
+    return invalid_argument(where + ".name: expected 1 to 256 characters of A-Z a-z 0-9 _ . : -, found '" +
+                            name.substr(0, 60) + "'");
   }
-  if (const size_t colons = name.find("::"); colons != std::string::npos && name.find("::", colons + 2) != std::string::npos) {
+  if (const size_t colons = name.find("::");
+      colons != std::string::npos && name.find("::", colons + 2) != std::string::npos) {
     return invalid_argument(where + ".name: '" + name.substr(0, 60) + "' has more than one '::'");
   }
   return ok_status();
@@ -196,7 +202,8 @@ Result<std::optional<std::string>> parse_response_schema(const Json& body) {
   ASSIGN_OR_RETURN(const std::string type, string_member(*format, "type", "response_format"));
   if (type == "text" || type == "json_object") return std::optional<std::string>();
   if (type != "json_schema") {
-    return invalid_argument("response_format.type: expected text, json_object or json_schema, found '" + type.substr(0, 60) + "'");
+    return invalid_argument("response_format.type: expected text, json_object or json_schema, found '" +
+                            type.substr(0, 60) + "'");
   }
   const Json* wrapper = find_member(*format, "json_schema");
   const Json* schema = wrapper != nullptr && wrapper->is_object() ? find_member(*wrapper, "schema") : nullptr;

@@ -1,4 +1,5 @@
-// The parts of a chat-completions body beside its messages that shape the prompt: thinking, effort, tools, reply schema.
+// The parts of a chat-completions body beside its messages that shape the prompt: thinking, effort, tools, reply
+// schema.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

@@ -51,7 +51,10 @@ constexpr std::string_view kSchemaBefore =
 class Renderer {
  public:
   Renderer(const Tokenizer& tokenizer, const ChatRequest& request)
-      : tokenizer_(tokenizer), request_(request), turns_(merge_turns(request.messages)), drops_reasoning_(request.drop_thinking) {
+      : tokenizer_(tokenizer),
+        request_(request),
+        turns_(merge_turns(request.messages)),
+        drops_reasoning_(request.drop_thinking) {
     for (const ChatMessage& message : request.messages) {
       if (!message.tools.empty()) drops_reasoning_ = false;
     }
@@ -132,14 +135,20 @@ class Renderer {
     const ChatTurn& turn = turns_[i];
     const ChatMessage& message = *turn.message;
     switch (message.role) {
-      case ChatRole::kSystem: system(message, i); break;
+      case ChatRole::kSystem:
+        system(message, i);
+        break;
       case ChatRole::kUser:
-      case ChatRole::kTool: user(turn); break;
+      case ChatRole::kTool:
+        user(turn);
+        break;
       case ChatRole::kLatestReminder:
         marker(kLatestReminder);
         content(message.content);
         break;
-      case ChatRole::kAssistant: assistant(message, i); break;
+      case ChatRole::kAssistant:
+        assistant(message, i);
+        break;
     }
   }
 
@@ -179,10 +188,10 @@ class Renderer {
 
   void assistant(const ChatMessage& message, size_t i) {
     const bool has_content = !message.content.empty() && (message.content.size() > 1 || message.content[0].is_image ||
-                                                           !message.content[0].text.empty());
+                                                          !message.content[0].text.empty());
     const bool after_task = i > 0 && turns_[i - 1].message->task.has_value();
-    const bool continues_reasoning = is_continued(i) && request_.thinking && !message.reasoning.empty() && !has_content &&
-                                     message.tool_calls.empty();
+    const bool continues_reasoning = is_continued(i) && request_.thinking && !message.reasoning.empty() &&
+                                     !has_content && message.tool_calls.empty();
     in_reasoning_ = false;
     if (request_.thinking && !after_task && (!drops_reasoning_ || static_cast<ptrdiff_t>(i) > last_user_)) {
       foreign(message.reasoning);

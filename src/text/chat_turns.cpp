@@ -25,7 +25,8 @@ void sort_results(const std::unordered_map<std::string, size_t>& order, std::vec
     const auto it = order.find(block.tool_call_id);
     return it == order.end() ? size_t{0} : it->second;
   };
-  std::stable_sort(results.begin(), results.end(), [&](const TurnBlock& a, const TurnBlock& b) { return index(a) < index(b); });
+  std::stable_sort(results.begin(), results.end(),
+                   [&](const TurnBlock& a, const TurnBlock& b) { return index(a) < index(b); });
   size_t next = 0;
   for (TurnBlock& block : blocks) {
     if (block.is_tool_result) block = results[next++];
@@ -38,8 +39,8 @@ std::vector<ChatTurn> merge_turns(const std::vector<ChatMessage>& messages) {
   std::vector<ChatTurn> turns;
   for (const ChatMessage& message : messages) {
     const bool from_user = message.role == ChatRole::kUser || message.role == ChatRole::kTool;
-    const bool can_join = !turns.empty() && turns.back().is_user() &&
-                          (message.role == ChatRole::kTool || !turns.back().message->task);
+    const bool can_join =
+        !turns.empty() && turns.back().is_user() && (message.role == ChatRole::kTool || !turns.back().message->task);
     if (!from_user || !can_join) turns.push_back({&message, {}});
     if (from_user) append_blocks(message, turns.back().blocks);
   }

@@ -21,8 +21,8 @@ struct ChatTurn {
   bool is_user() const { return message->role == ChatRole::kUser || message->role == ChatRole::kTool; }
 };
 
-// Consecutive user and tool messages become one turn; a turn with a task takes nothing more. The results in a turn stand in
-// the order of the calls that they answer. `messages` must outlive the turns.
+// Consecutive user and tool messages become one turn; a turn with a task takes nothing more. The results in a turn
+// stand in the order of the calls that they answer. `messages` must outlive the turns.
 std::vector<ChatTurn> merge_turns(const std::vector<ChatMessage>& messages);
 
 }  // namespace espalier

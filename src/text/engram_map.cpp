@@ -20,8 +20,8 @@ struct FreeDeleter {
 Result<std::string> map_form(std::string_view text, int form) {
   utf8proc_uint8_t* raw = nullptr;
   const utf8proc_ssize_t size =
-      utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()), static_cast<utf8proc_ssize_t>(text.size()), &raw,
-                   static_cast<utf8proc_option_t>(UTF8PROC_STABLE | form));
+      utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()), static_cast<utf8proc_ssize_t>(text.size()),
+                   &raw, static_cast<utf8proc_option_t>(UTF8PROC_STABLE | form));
   const std::unique_ptr<utf8proc_uint8_t, FreeDeleter> owner(raw);
   if (size < 0) return internal_error(std::string("normalisation: ") + utf8proc_errmsg(size));
   return std::string(reinterpret_cast<const char*>(raw), static_cast<size_t>(size));
@@ -64,8 +64,8 @@ void append_lower(uint32_t c, std::string& out) {
 
 // Unicode White_Space.
 bool is_white_space(uint32_t c) {
-  return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) ||
-         c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+  return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
 }
 
 // Accents dropped, lower case, runs of space, tab, CR, LF to one space.

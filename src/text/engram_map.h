@@ -1,9 +1,10 @@
 // The compressed token map of the Engram hash: token id -> class of tokens that read alike ("The", " the", "THE").
 //
-// Key of a token: its decoded text after NFKC, NFD, removal of combining marks, lower case, runs of space, tab, CR, LF to one
-// space, and strip; the text itself when nothing is left; the token's spelling in the vocabulary when the text holds U+FFFD.
-// Classes are numbered by first appearance. The Unicode rules are those of PyPI `tokenizers` (combining marks: general
-// category M of Unicode 9), since the released tables were trained with them. Source: model.md section 7.1.
+// Key of a token: its decoded text after NFKC, NFD, removal of combining marks, lower case, runs of space, tab, CR, LF
+// to one space, and strip; the text itself when nothing is left; the token's spelling in the vocabulary when the text
+// holds U+FFFD. Classes are numbered by first appearance. The Unicode rules are those of PyPI `tokenizers` (combining
+// marks: general category M of Unicode 9), since the released tables were trained with them. Source: model.md
+// section 7.1.
 #pragma once
 
 #include <cstdint>

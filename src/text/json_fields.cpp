@@ -7,10 +7,14 @@ namespace espalier {
 
 std::string describe_json(const Json& value) {
   switch (value.type()) {
-    case Json::value_t::object: return "an object";
-    case Json::value_t::array: return "an array";
-    case Json::value_t::null: return "null";
-    default: break;
+    case Json::value_t::object:
+      return "an object";
+    case Json::value_t::array:
+      return "an array";
+    case Json::value_t::null:
+      return "null";
+    default:
+      break;
   }
   std::string text = dump_json(value);
   if (text.size() > 60) text = dump_json(Json(text.substr(0, 57) + "…"));
@@ -21,7 +25,8 @@ Status expect_object(const Json& value, const std::string& where, std::initializ
   if (!value.is_object()) return data_loss(where + ": expected an object, found " + describe_json(value));
   for (const auto& [key, unused] : value.items()) {
     if (std::find(known.begin(), known.end(), key) == known.end()) {
-      return unimplemented(where + ": the key '" + key.substr(0, 60) + "' is not known, so the file cannot be read faithfully");
+      return unimplemented(where + ": the key '" + key.substr(0, 60) +
+                           "' is not known, so the file cannot be read faithfully");
     }
   }
   return ok_status();

@@ -8,7 +8,8 @@ namespace espalier {
 namespace {
 
 // The split of a ByteLevel step with use_regex.
-constexpr std::string_view kGpt2Pattern = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kGpt2Pattern =
+    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
 Result<std::string> type_of(const Json& step, const std::string& where) {
   if (!step.is_object()) return data_loss(where + ": expected an object, found " + describe_json(step));
@@ -76,7 +77,8 @@ Status read_pre_tokenizer(const Json* pre_tokenizer, const std::string& where, T
   for (size_t i = 0; i < steps.size(); ++i) {
     const std::string here = where + "[" + std::to_string(i) + "]";
     ASSIGN_OR_RETURN(const std::string type, type_of(*steps[i], here));
-    if (has_byte_level) return unimplemented(here + ": ByteLevel must be the last step, found '" + type.substr(0, 40) + "' after it");
+    if (has_byte_level)
+      return unimplemented(here + ": ByteLevel must be the last step, found '" + type.substr(0, 40) + "' after it");
     if (type == "Split") {
       ASSIGN_OR_RETURN(SplitStep split, read_split(*steps[i], here));
       file.splits.push_back(std::move(split));
@@ -103,18 +105,21 @@ Status read_template(const Json& step, const std::string& where, TokenizerFile& 
   if (single == nullptr || !single->is_array()) return data_loss(where + ".single: expected an array");
   bool seen_text = false;
   for (const Json& piece : *single) {
-    if (!piece.is_object() || piece.size() != 1) return data_loss(where + ".single: expected {\"SpecialToken\"} or {\"Sequence\"}");
+    if (!piece.is_object() || piece.size() != 1)
+      return data_loss(where + ".single: expected {\"SpecialToken\"} or {\"Sequence\"}");
     if (piece.contains("Sequence")) {
       if (seen_text) return unimplemented(where + ".single: expected the text once, found it twice");
       seen_text = true;
       continue;
     }
     const Json* special = find_member(piece, "SpecialToken");
-    if (special == nullptr || !special->is_object()) return data_loss(where + ".single: expected {\"SpecialToken\": {…}}");
+    if (special == nullptr || !special->is_object())
+      return data_loss(where + ".single: expected {\"SpecialToken\": {…}}");
     ASSIGN_OR_RETURN(const std::string id, string_member(*special, "id", where + ".single"));
     const Json* entry = specials != nullptr && specials->is_object() ? find_member(*specials, id) : nullptr;
     const Json* ids = entry != nullptr && entry->is_object() ? find_member(*entry, "ids") : nullptr;
-    if (ids == nullptr || !ids->is_array()) return data_loss(where + ".special_tokens: no ids for '" + id.substr(0, 60) + "'");
+    if (ids == nullptr || !ids->is_array())
+      return data_loss(where + ".special_tokens: no ids for '" + id.substr(0, 60) + "'");
     for (const Json& value : *ids) {
       if (!value.is_number_integer() || value < 0 || value >= file.tokens.size()) {
         return data_loss(where + ".special_tokens['" + id.substr(0, 60) + "']: expected ids below " +
@@ -135,7 +140,8 @@ Status read_post_processor(const Json* post_processor, const std::string& where,
     ASSIGN_OR_RETURN(const std::string type, type_of(*step, where));
     if (type == "ByteLevel") continue;  // moves offsets only; ids stay
     if (type != "TemplateProcessing" || has_template) {
-      return unimplemented(where + ": expected ByteLevel and at most one TemplateProcessing, found '" + type.substr(0, 40) + "'");
+      return unimplemented(where + ": expected ByteLevel and at most one TemplateProcessing, found '" +
+                           type.substr(0, 40) + "'");
     }
     RETURN_IF_ERROR(read_template(*step, where, file));
     has_template = true;
@@ -150,7 +156,8 @@ Status read_decoder(const Json* decoder, const std::string& where) {
     ASSIGN_OR_RETURN(const std::string type, type_of(*step, where));
     if (type != "ByteLevel") return unimplemented(where + ": expected ByteLevel, found '" + type.substr(0, 40) + "'");
   }
-  if (steps.size() != 1) return unimplemented(where + ": expected one ByteLevel step, found " + std::to_string(steps.size()));
+  if (steps.size() != 1)
+    return unimplemented(where + ": expected one ByteLevel step, found " + std::to_string(steps.size()));
   return ok_status();
 }
 

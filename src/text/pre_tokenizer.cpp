@@ -73,7 +73,8 @@ void apply(SplitBehavior behavior, std::vector<Part>& parts, std::vector<TextRan
 Result<PreTokenizer> PreTokenizer::compile(const std::vector<SplitStep>& steps) {
   PreTokenizer out;
   for (size_t i = 0; i < steps.size(); ++i) {
-    auto pattern = steps[i].is_literal ? SplitPattern::compile_literal(steps[i].pattern) : SplitPattern::compile(steps[i].pattern);
+    auto pattern =
+        steps[i].is_literal ? SplitPattern::compile_literal(steps[i].pattern) : SplitPattern::compile(steps[i].pattern);
     if (!pattern.ok()) return std::move(pattern).error().with_context("pre_tokenizer: split " + std::to_string(i));
     out.steps_.push_back({std::move(pattern).value(), steps[i].behavior, steps[i].is_inverted});
   }

@@ -1,4 +1,5 @@
-// JSON as Python's json.dumps(value, ensure_ascii=False) writes it: ", " and ": ", insertion order, shortest float repr.
+// JSON as Python's json.dumps(value, ensure_ascii=False) writes it: ", " and ": ", insertion order, shortest float
+// repr.
 //
 // Prompts hold tool schemas and arguments in this form, byte for byte as the reference encoder. Source: serving.md 1.5.
 #pragma once

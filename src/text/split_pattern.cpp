@@ -53,7 +53,9 @@ Result<SplitPattern> SplitPattern::compile(const std::string& regex) {
   return compile_checked(regex, false);
 }
 
-Result<SplitPattern> SplitPattern::compile_literal(const std::string& text) { return compile_checked(text, true); }
+Result<SplitPattern> SplitPattern::compile_literal(const std::string& text) {
+  return compile_checked(text, true);
+}
 
 Result<SplitPattern> SplitPattern::compile_checked(const std::string& regex, bool literal) {
   int error = 0;
@@ -72,7 +74,8 @@ Result<SplitPattern> SplitPattern::compile_checked(const std::string& regex, boo
   return SplitPattern(std::move(code));
 }
 
-Status SplitPattern::find_all(std::string_view text, TextRange range, Scratch& scratch, std::vector<TextRange>& out) const {
+Status SplitPattern::find_all(std::string_view text, TextRange range, Scratch& scratch,
+                              std::vector<TextRange>& out) const {
   const auto subject = reinterpret_cast<PCRE2_SPTR>(text.data() + range.begin);
   const size_t size = range.end - range.begin;
   const uint64_t steps = std::min<uint64_t>(UINT32_MAX, kStepsAtLeast + kStepsPerByte * size);

@@ -12,7 +12,9 @@ constexpr std::array<std::string_view, 37> kCategories = {
     "L",  "Lu", "Ll", "Lt", "Lm", "Lo", "M",  "Mn", "Mc", "Me", "N",  "Nd", "Nl", "No", "P",  "Pc", "Pd", "Ps", "Pe",
     "Pi", "Pf", "Po", "S",  "Sm", "Sc", "Sk", "So", "Z",  "Zs", "Zl", "Zp", "C",  "Cc", "Cf", "Co", "Cn", "Cs"};
 
-bool is_alnum(char c) { return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z'); }
+bool is_alnum(char c) {
+  return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
+}
 
 class Checker {
  public:
@@ -40,8 +42,9 @@ class Checker {
 
  private:
   Status refuse(const std::string& what) const {
-    return unimplemented("split pattern: " + what + " at byte " + std::to_string(at_) +
-                         " is not supported; expected general categories, \\s, \\d, classes, groups, look-around and quantifiers");
+    return unimplemented(
+        "split pattern: " + what + " at byte " + std::to_string(at_) +
+        " is not supported; expected general categories, \\s, \\d, classes, groups, look-around and quantifiers");
   }
 
   Status escape() {
@@ -49,7 +52,8 @@ class Checker {
     const char c = regex_[at_ + 1];
     if (c == 'p' || c == 'P') {
       const size_t close = regex_.find('}', at_);
-      if (regex_.substr(at_ + 2, 1) != "{" || close == std::string_view::npos) return refuse("a property without braces");
+      if (regex_.substr(at_ + 2, 1) != "{" || close == std::string_view::npos)
+        return refuse("a property without braces");
       std::string_view name = regex_.substr(at_ + 3, close - at_ - 3);
       if (name.substr(0, 1) == "^") name.remove_prefix(1);
       if (std::find(kCategories.begin(), kCategories.end(), name) == kCategories.end()) {
@@ -58,7 +62,8 @@ class Checker {
       at_ = close + 1;
       return ok_status();
     }
-    if (is_alnum(c) && kPlainEscapes.find(c) == std::string_view::npos) return refuse(std::string("the escape '\\") + c + "'");
+    if (is_alnum(c) && kPlainEscapes.find(c) == std::string_view::npos)
+      return refuse(std::string("the escape '\\") + c + "'");
     if (static_cast<unsigned char>(c) >= 0x80) return refuse("an escape of a character beyond ASCII");
     at_ += 2;
     return ok_status();
@@ -77,7 +82,8 @@ class Checker {
         ++at_;
       }
     }
-    if (at_ >= regex_.size()) return data_loss("split pattern: the class at byte " + std::to_string(start) + " is not closed");
+    if (at_ >= regex_.size())
+      return data_loss("split pattern: the class at byte " + std::to_string(start) + " is not closed");
     ++at_;
     return ok_status();
   }
@@ -117,6 +123,8 @@ class Checker {
 
 }  // namespace
 
-Status check_split_syntax(std::string_view regex) { return Checker(regex).run(); }
+Status check_split_syntax(std::string_view regex) {
+  return Checker(regex).run();
+}
 
 }  // namespace espalier

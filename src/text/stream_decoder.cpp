@@ -23,6 +23,8 @@ std::string StreamDecoder::push(int32_t id) {
   return out;
 }
 
-std::string StreamDecoder::finish() { return to_valid_utf8(std::exchange(held_, {})); }
+std::string StreamDecoder::finish() {
+  return to_valid_utf8(std::exchange(held_, {}));
+}
 
 }  // namespace espalier

@@ -1,4 +1,5 @@
-// Tokens of a reply to text while they arrive: only whole UTF-8 sequences are released, at most three bytes are held back.
+// Tokens of a reply to text while they arrive: only whole UTF-8 sequences are released, at most three bytes are held
+// back.
 //
 // The pieces joined equal Tokenizer::decode of all ids, wherever they are cut.
 #pragma once

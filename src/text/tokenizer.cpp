@@ -15,7 +15,7 @@ namespace {
 
 constexpr uint64_t kMaxFileBytes = uint64_t{256} << 20;
 constexpr size_t kMaxTextBytes = size_t{1} << 31;
-constexpr size_t kMaxCachedPiece = 48;       // bytes
+constexpr size_t kMaxCachedPiece = 48;  // bytes
 constexpr size_t kMaxCacheEntries = 1 << 16;
 
 }  // namespace
@@ -30,8 +30,8 @@ struct Tokenizer::Impl {
   AddedTokenMatcher raw_added;         // searched first
   AddedTokenMatcher normalized_added;  // searched in what is left
   std::vector<uint8_t> is_added, is_special;
-  std::string bytes;                   // of all tokens, one after the other
-  std::vector<size_t> byte_offsets;    // [n_tokens + 1]
+  std::string bytes;                 // of all tokens, one after the other
+  std::vector<size_t> byte_offsets;  // [n_tokens + 1]
 
   // Encodes text without added tokens. Pieces repeat in long texts, so their ids are kept for the length of a call.
   class PieceEncoder {
@@ -55,7 +55,8 @@ struct Tokenizer::Impl {
         }
       }
       if (impl_.file.ignore_merges) {
-        if (const auto it = impl_.file.ids.find(token_of_bytes(piece)); it != impl_.file.ids.end()) out.push_back(it->second);
+        if (const auto it = impl_.file.ids.find(token_of_bytes(piece)); it != impl_.file.ids.end())
+          out.push_back(it->second);
       }
       if (out.size() == start) impl_.merger.merge(piece, out);
       if (piece.size() <= kMaxCachedPiece && cache_.size() < kMaxCacheEntries) {
@@ -69,7 +70,8 @@ struct Tokenizer::Impl {
     std::unordered_map<std::string_view, std::vector<int32_t>> cache_;  // keys point into the text
   };
 
-  // Added tokens inside the trusted ranges of `text`: first those that are matched on raw text, then the rest in between.
+  // Added tokens inside the trusted ranges of `text`: first those that are matched on raw text, then the rest in
+  // between.
   std::vector<AddedTokenMatch> find_added(std::string_view text, const std::vector<TextRange>& trusted) const {
     std::vector<AddedTokenMatch> first, all;
     for (const TextRange& range : trusted) {
@@ -183,19 +185,22 @@ std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) c
 Status Tokenizer::check_ids(std::span<const int32_t> ids) const {
   for (size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] < 0 || ids[i] >= n_tokens()) {
-      return invalid_argument("token ids: expected 0 to " + std::to_string(n_tokens() - 1) + ", found " + std::to_string(ids[i]) +
-                              " at position " + std::to_string(i));
+      return invalid_argument("token ids: expected 0 to " + std::to_string(n_tokens() - 1) + ", found " +
+                              std::to_string(ids[i]) + " at position " + std::to_string(i));
     }
   }
   return ok_status();
 }
 
-int32_t Tokenizer::n_tokens() const { return static_cast<int32_t>(impl_->file.tokens.size()); }
+int32_t Tokenizer::n_tokens() const {
+  return static_cast<int32_t>(impl_->file.tokens.size());
+}
 
 std::string_view Tokenizer::token_bytes(int32_t id) const {
   if (id < 0 || id >= n_tokens()) return {};
   const size_t i = static_cast<size_t>(id);
-  return std::string_view(impl_->bytes).substr(impl_->byte_offsets[i], impl_->byte_offsets[i + 1] - impl_->byte_offsets[i]);
+  return std::string_view(impl_->bytes)
+      .substr(impl_->byte_offsets[i], impl_->byte_offsets[i + 1] - impl_->byte_offsets[i]);
 }
 
 std::string_view Tokenizer::id_to_token(int32_t id) const {
@@ -209,7 +214,11 @@ std::optional<int32_t> Tokenizer::id_of(std::string_view token) const {
   return it->second;
 }
 
-bool Tokenizer::is_special(int32_t id) const { return id >= 0 && id < n_tokens() && impl_->is_special[static_cast<size_t>(id)] != 0; }
-bool Tokenizer::is_added(int32_t id) const { return id >= 0 && id < n_tokens() && impl_->is_added[static_cast<size_t>(id)] != 0; }
+bool Tokenizer::is_special(int32_t id) const {
+  return id >= 0 && id < n_tokens() && impl_->is_special[static_cast<size_t>(id)] != 0;
+}
+bool Tokenizer::is_added(int32_t id) const {
+  return id >= 0 && id < n_tokens() && impl_->is_added[static_cast<size_t>(id)] != 0;
+}
 
 }  // namespace espalier

@@ -1,10 +1,10 @@
 // Text to token ids and back: byte-level BPE as a Hugging Face tokenizer.json describes it.
 //
-// Ids equal those of PyPI `tokenizers` for every text (tests/oracle/text_oracle.py); what of the format is read, and what is
-// refused by name, is in docs/formats/tokenizer.md. Added tokens ("<think>") are found first, then split patterns cut the
-// text between them into pieces, then every piece is merged by rank. Time is O(n log n) in the longest piece.
-// Bytes that are not UTF-8 are read as U+FFFD, one for each maximal ill-formed part, as Python's errors="replace" does.
-// Threads: immutable after open; concurrent calls are fine.
+// Ids equal those of PyPI `tokenizers` for every text (tests/oracle/text_oracle.py); what of the format is read, and
+// what is refused by name, is in docs/formats/tokenizer.md. Added tokens ("<think>") are found first, then split
+// patterns cut the text between them into pieces, then every piece is merged by rank. Time is O(n log n) in the longest
+// piece. Bytes that are not UTF-8 are read as U+FFFD, one for each maximal ill-formed part, as Python's
+// errors="replace" does. Threads: immutable after open; concurrent calls are fine.
 #pragma once
 
 #include <cstdint>
@@ -22,10 +22,11 @@ namespace espalier {
 
 struct EncodeOptions {
   bool special_tokens_in_text = true;  // false: "<think>" in the text is ordinary text
-  bool add_template = false;           // also the ids that the file's post-processor puts around a text, when it has any
+  bool add_template = false;  // also the ids that the file's post-processor puts around a text, when it has any
 };
 
-// A part of a prompt. Added tokens are recognised inside runs of trusted text only, so that a user's text cannot forge them.
+// A part of a prompt. Added tokens are recognised inside runs of trusted text only, so that a user's text cannot forge
+// them.
 struct PromptSpan {
   std::string_view text;
   bool trusted = false;

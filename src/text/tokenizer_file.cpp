@@ -20,8 +20,9 @@ class Reader {
   explicit Reader(std::string_view name) : name_(name) {}
 
   Result<TokenizerFile> read(const Json& root) {
-    RETURN_IF_ERROR(expect_object(root, name_, {"version", "truncation", "padding", "added_tokens", "normalizer",
-                                                "pre_tokenizer", "post_processor", "decoder", "model"}));
+    RETURN_IF_ERROR(expect_object(root, name_,
+                                  {"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
+                                   "post_processor", "decoder", "model"}));
     for (const std::string_view key : {"truncation", "padding"}) {
       if (const Json* value = find_member(root, key)) {
         return unimplemented(name_ + "." + std::string(key) + ": expected null, found " + describe_json(*value) +
@@ -40,15 +41,17 @@ class Reader {
  private:
   Status read_model(const Json& model) {
     const std::string where = name_ + ".model";
-    RETURN_IF_ERROR(expect_object(model, where, {"type", "dropout", "unk_token", "continuing_subword_prefix",
-                                                 "end_of_word_suffix", "fuse_unk", "byte_fallback", "ignore_merges", "vocab",
-                                                 "merges"}));
+    RETURN_IF_ERROR(expect_object(model, where,
+                                  {"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix",
+                                   "fuse_unk", "byte_fallback", "ignore_merges", "vocab", "merges"}));
     ASSIGN_OR_RETURN(const std::string type, string_member(model, "type", where));
     if (type != "BPE") return unimplemented(where + ".type: expected \"BPE\", found \"" + type.substr(0, 40) + "\"");
     ASSIGN_OR_RETURN(const bool byte_fallback, bool_member(model, "byte_fallback", false, where));
-    if (byte_fallback) return unimplemented(where + ".byte_fallback: expected false, found true; only byte-level BPE is read");
+    if (byte_fallback)
+      return unimplemented(where + ".byte_fallback: expected false, found true; only byte-level BPE is read");
     if (const Json* dropout = find_member(model, "dropout"); dropout != nullptr && *dropout != 0.0) {
-      return unimplemented(where + ".dropout: expected null, found " + describe_json(*dropout) + "; ids would be random");
+      return unimplemented(where + ".dropout: expected null, found " + describe_json(*dropout) +
+                           "; ids would be random");
     }
     for (const std::string_view key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
       if (const Json* value = find_member(model, key); value != nullptr && *value != "") {
@@ -66,7 +69,8 @@ class Reader {
 
   Status read_vocab(const Json& vocab, const std::string& where) {
     if (vocab.size() > kMaxTokens) {
-      return data_loss(where + ": expected at most " + std::to_string(kMaxTokens) + " tokens, found " + std::to_string(vocab.size()));
+      return data_loss(where + ": expected at most " + std::to_string(kMaxTokens) + " tokens, found " +
+                       std::to_string(vocab.size()));
     }
     file_.ids.reserve(vocab.size());
     for (const auto& [token, id] : vocab.items()) {
@@ -84,12 +88,14 @@ class Reader {
 
   Status add(const std::string& token, const Json& id, const std::string& where) {
     if (!id.is_number_integer() || id < 0 || id >= kMaxTokens) {
-      return data_loss(where + ": expected an id from 0 to " + std::to_string(kMaxTokens - 1) + ", found " + describe_json(id));
+      return data_loss(where + ": expected an id from 0 to " + std::to_string(kMaxTokens - 1) + ", found " +
+                       describe_json(id));
     }
     const size_t index = id.get<size_t>();
     const auto [it, is_new] = by_id_.emplace(index, token);
     if (!is_new) {
-      return data_loss(where + ": the id " + std::to_string(index) + " already belongs to '" + it->second.substr(0, 60) + "'");
+      return data_loss(where + ": the id " + std::to_string(index) + " already belongs to '" +
+                       it->second.substr(0, 60) + "'");
     }
     file_.ids.emplace(token, static_cast<int32_t>(index));
     return ok_status();
@@ -118,7 +124,8 @@ class Reader {
         return data_loss(here() + ": expected \"left right\" or [\"left\", \"right\"], found " + describe_json(entry));
       }
       Merge merge{};
-      for (const auto& [token, id] : {std::pair<std::string, int32_t*>{left, &merge.left}, {right, &merge.right},
+      for (const auto& [token, id] : {std::pair<std::string, int32_t*>{left, &merge.left},
+                                      {right, &merge.right},
                                       {left + right, &merge.result}}) {
         const auto it = file_.ids.find(token);
         if (it == file_.ids.end()) {
@@ -127,7 +134,8 @@ class Reader {
         *id = it->second;
       }
       if (!seen.insert(static_cast<uint64_t>(merge.left) << 32 | static_cast<uint32_t>(merge.right)).second) {
-        return data_loss(here() + ": the pair '" + left.substr(0, 40) + "' + '" + right.substr(0, 40) + "' appears twice");
+        return data_loss(here() + ": the pair '" + left.substr(0, 40) + "' + '" + right.substr(0, 40) +
+                         "' appears twice");
       }
       file_.merges.push_back(merge);
     }
@@ -140,7 +148,8 @@ class Reader {
     for (size_t i = 0; i < added.size(); ++i) {
       const std::string where = name_ + ".added_tokens[" + std::to_string(i) + "]";
       const Json& entry = added[i];
-      RETURN_IF_ERROR(expect_object(entry, where, {"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"}));
+      RETURN_IF_ERROR(
+          expect_object(entry, where, {"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"}));
       AddedToken token;
       ASSIGN_OR_RETURN(token.content, string_member(entry, "content", where));
       if (token.content.empty() || token.content.size() > kMaxAddedTokenBytes) {
@@ -177,8 +186,9 @@ class Reader {
       if (id >= file_.tokens.size()) {
         size_t missing = 0;
         while (by_id_.count(missing) != 0) ++missing;
-        return data_loss(name_ + ": expected ids without a gap, found " + std::to_string(by_id_.size()) + " tokens and the id " +
-                         std::to_string(id) + ", but none with the id " + std::to_string(missing));
+        return data_loss(name_ + ": expected ids without a gap, found " + std::to_string(by_id_.size()) +
+                         " tokens and the id " + std::to_string(id) + ", but none with the id " +
+                         std::to_string(missing));
       }
       file_.tokens[id] = token;
     }

@@ -1,7 +1,7 @@
 // A tokenizer.json, checked and taken apart: plain values that the tokenizer is built from.
 //
-// Pure function over bytes. Every part of the format that changes ids or text is either read or refused by name; nothing is
-// guessed. Format: docs/formats/tokenizer.md.
+// Pure function over bytes. Every part of the format that changes ids or text is either read or refused by name;
+// nothing is guessed. Format: docs/formats/tokenizer.md.
 #pragma once
 
 #include <array>
@@ -33,13 +33,13 @@ struct SplitStep {
 };
 
 struct TokenizerFile {
-  std::vector<std::string> tokens;                  // [n_tokens] spelling by id, added tokens included
-  std::unordered_map<std::string, int32_t> ids;     // the inverse
-  std::array<int32_t, 256> byte_ids{};              // token of every single byte
-  std::vector<Merge> merges;                        // by rank
-  bool ignore_merges = false;                       // a piece that is a token as a whole is not merged
-  std::vector<SplitStep> splits;                    // before the bytes are mapped
-  std::vector<AddedToken> added;                    // by id
+  std::vector<std::string> tokens;                       // [n_tokens] spelling by id, added tokens included
+  std::unordered_map<std::string, int32_t> ids;          // the inverse
+  std::array<int32_t, 256> byte_ids{};                   // token of every single byte
+  std::vector<Merge> merges;                             // by rank
+  bool ignore_merges = false;                            // a piece that is a token as a whole is not merged
+  std::vector<SplitStep> splits;                         // before the bytes are mapped
+  std::vector<AddedToken> added;                         // by id
   std::vector<int32_t> template_before, template_after;  // ids that the post-processor puts around a text
 };
 

@@ -1,8 +1,8 @@
 // Where the Unicode tables of the reference tokenizer (PyPI `tokenizers`) differ from those of PCRE2 and utf8proc.
 //
 // Token ids and Engram classes must equal the reference's for every code point, whatever Unicode version the system's
-// libraries know. The tables are measured through the package; generator and versions: tests/oracle/text_unicode_tables.py.
-// All tables are sorted by code point.
+// libraries know. The tables are measured through the package; generator and versions:
+// tests/oracle/text_unicode_tables.py. All tables are sorted by code point.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,8 @@ struct CodePointPair {
   uint32_t to;
 };
 
-// Code points that a split pattern must see as another one (Unicode 16 categories on a Unicode 14 engine; U+180E is no space).
+// Code points that a split pattern must see as another one (Unicode 16 categories on a Unicode 14 engine; U+180E is no
+// space).
 std::span<const Substitute> substitutes();
 // Dropped by the StripAccents normaliser: general category M of Unicode 9.
 std::span<const CodePointRange> combining_marks();

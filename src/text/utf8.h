@@ -14,7 +14,7 @@ struct Utf8Unit {
   uint32_t code_point = 0;
   uint32_t size = 0;     // bytes taken, at least 1
   bool valid = false;    // false: `size` bytes are a maximal ill-formed part (one U+FFFD stands for them)
-  bool cut_off = false;  // false unless more bytes after the end of the text could complete the sequence
+  bool cut_off = false;  // not valid, but bytes after the end of the text could complete it
 };
 
 // The unit that starts at text[at]; at < text.size().
@@ -22,7 +22,8 @@ Utf8Unit next_utf8(std::string_view text, size_t at);
 
 bool is_valid_utf8(std::string_view text);
 
-// Ill-formed parts replaced by U+FFFD, one each (Unicode 15, section 3.9, "maximal subparts"; the same in Rust and Python).
+// Ill-formed parts replaced by U+FFFD, one each (Unicode 15, section 3.9, "maximal subparts"; the same in Rust and
+// Python).
 std::string to_valid_utf8(std::string_view bytes);
 
 void append_utf8(uint32_t code_point, std::string& out);

@@ -10,7 +10,8 @@
 namespace {
 
 const espalier::Tokenizer& tokenizer() {
-  static const espalier::Tokenizer instance = espalier::Tokenizer::open(ESPALIER_SOURCE_DIR "/tests/golden/model/tiny-a").value();
+  static const espalier::Tokenizer instance =
+      espalier::Tokenizer::open(ESPALIER_SOURCE_DIR "/tests/golden/model/tiny-a").value();
   return instance;
 }
 

@@ -2,11 +2,11 @@
 //
 // Mutations are a pure function of the seed files and the count, so a failure repeats; the failing input is written to
 // crash-<name> in the working directory when the target aborts. Usage: fuzz_<name> <mutations> <corpus folder>…
+#include <algorithm>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -28,7 +28,8 @@ void save_input(int signal) {
   if (std::FILE* file = std::fopen(path.c_str(), "wb")) {
     std::fwrite(current.data(), 1, current.size(), file);
     std::fclose(file);
-    std::fprintf(stderr, "%s: the input that failed is in %s (%zu bytes)\n", program.c_str(), path.c_str(), current.size());
+    std::fprintf(stderr, "%s: the input that failed is in %s (%zu bytes)\n", program.c_str(), path.c_str(),
+                 current.size());
   }
   std::signal(signal, SIG_DFL);
   std::raise(signal);
@@ -43,29 +44,41 @@ void run(Bytes input) {
 Bytes mutate(const std::vector<Bytes>& seeds, std::mt19937_64& random) {
   const auto below = [&](size_t n) { return static_cast<size_t>(random() % n); };
   Bytes out = seeds[below(seeds.size())];
-  constexpr uint8_t kInteresting[] = {0, 1, 0x7F, 0x80, 0xFF, '"', '{', '}', '[', ']', ',', ':', '\\', '-', '0', '9', ' ', '\n', 0xC2, 0xF0};
+  constexpr uint8_t kInteresting[] = {0,   1,   0x7F, 0x80, 0xFF, '"', '{', '}',  '[',  ']',
+                                      ',', ':', '\\', '-',  '0',  '9', ' ', '\n', 0xC2, 0xF0};
   for (size_t change = 1 + below(8); change > 0; --change) {
     if (out.empty()) out.push_back(kInteresting[below(std::size(kInteresting))]);
     const size_t at = below(out.size());
     const auto position = [&](size_t i) { return out.begin() + static_cast<std::ptrdiff_t>(i); };
     const size_t size = std::min(out.size() - at, 1 + below(16));
     switch (below(7)) {
-      case 0: out[at] ^= static_cast<uint8_t>(1u << below(8)); break;
-      case 1: out[at] = kInteresting[below(std::size(kInteresting))]; break;
-      case 2: out.insert(position(at), kInteresting[below(std::size(kInteresting))]); break;
-      case 3: out.erase(position(at), position(at + size)); break;
+      case 0:
+        out[at] ^= static_cast<uint8_t>(1u << below(8));
+        break;
+      case 1:
+        out[at] = kInteresting[below(std::size(kInteresting))];
+        break;
+      case 2:
+        out.insert(position(at), kInteresting[below(std::size(kInteresting))]);
+        break;
+      case 3:
+        out.erase(position(at), position(at + size));
+        break;
       case 4: {
         const Bytes part(position(at), position(at + size));
         out.insert(position(at), part.begin(), part.end());
         break;
       }
-      case 5: out.resize(at); break;
+      case 5:
+        out.resize(at);
+        break;
       case 6: {
         const Bytes& other = seeds[below(seeds.size())];
         if (other.empty()) break;
         const size_t from = below(other.size());
         const size_t n = std::min(other.size() - from, 1 + below(64));
-        out.insert(position(at), other.begin() + static_cast<std::ptrdiff_t>(from), other.begin() + static_cast<std::ptrdiff_t>(from + n));
+        out.insert(position(at), other.begin() + static_cast<std::ptrdiff_t>(from),
+                   other.begin() + static_cast<std::ptrdiff_t>(from + n));
         break;
       }
     }

@@ -12,7 +12,8 @@
 namespace {
 
 const espalier::Tokenizer& tokenizer() {
-  static const espalier::Tokenizer instance = espalier::Tokenizer::open(ESPALIER_SOURCE_DIR "/tests/golden/model/tiny-a").value();
+  static const espalier::Tokenizer instance =
+      espalier::Tokenizer::open(ESPALIER_SOURCE_DIR "/tests/golden/model/tiny-a").value();
   return instance;
 }
 
@@ -32,6 +33,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const espalier::PromptSpan spans[] = {{text.substr(0, size / 2), true}, {text.substr(size / 2), false}};
   const auto parts = tokenizer().encode_spans(spans);
   CHECK(parts.ok());
-  CHECK(tokenizer().decode(*parts) == espalier::to_valid_utf8(text.substr(0, size / 2)) + espalier::to_valid_utf8(text.substr(size / 2)));
+  CHECK(tokenizer().decode(*parts) ==
+        espalier::to_valid_utf8(text.substr(0, size / 2)) + espalier::to_valid_utf8(text.substr(size / 2)));
   return 0;
 }

@@ -7,7 +7,8 @@
 #include "text/tokenizer.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  const auto tokenizer = espalier::Tokenizer::parse(std::string_view(reinterpret_cast<const char*>(data), size), "fuzz");
+  const auto tokenizer =
+      espalier::Tokenizer::parse(std::string_view(reinterpret_cast<const char*>(data), size), "fuzz");
   if (!tokenizer.ok()) {
     CHECK(!tokenizer.error().message().empty());
     return 0;

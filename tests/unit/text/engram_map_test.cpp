@@ -42,19 +42,19 @@ TEST(EngramMap, classes_are_numbered_by_first_appearance) {
 TEST(EngramMap, normalisation_follows_the_reference) {
   const auto n = [](std::string_view text) { return normalize_for_engram(text).value(); };
   EXPECT_EQ(n("  Thé  FOX\t\n"), "the fox");
-  EXPECT_EQ(n(" \t\r\n"), " ");             // one space survives the strip
-  EXPECT_EQ(n("\u00A0"), " ");              // a no-break space is a space after NFKC
-  EXPECT_EQ(n("\u2028"), "");               // a line separator is stripped, and not a run of spaces
-  EXPECT_EQ(n("ＡＢＣ①ﬁ"), "abc1fi");        // compatibility forms
-  EXPECT_EQ(n("İSTANBUL"), "istanbul");     // the dot is a mark after NFD
-  EXPECT_EQ(n("ΣΑΣ"), "σασ");               // lower case letter by letter: no final sigma
+  EXPECT_EQ(n(" \t\r\n"), " ");          // one space survives the strip
+  EXPECT_EQ(n("\u00A0"), " ");           // a no-break space is a space after NFKC
+  EXPECT_EQ(n("\u2028"), "");            // a line separator is stripped, and not a run of spaces
+  EXPECT_EQ(n("ＡＢＣ①ﬁ"), "abc1fi");    // compatibility forms
+  EXPECT_EQ(n("İSTANBUL"), "istanbul");  // the dot is a mark after NFD
+  EXPECT_EQ(n("ΣΑΣ"), "σασ");            // lower case letter by letter: no final sigma
   EXPECT_EQ(n("\u0301"), "");
-  EXPECT_EQ(n("का"), "क");                  // spacing marks go too
-  EXPECT_EQ(n("\u07FD"), "\u07FD");         // a mark of Unicode 11 is unknown to the reference, so it stays
+  EXPECT_EQ(n("का"), "क");           // spacing marks go too
+  EXPECT_EQ(n("\u07FD"), "\u07FD");  // a mark of Unicode 11 is unknown to the reference, so it stays
   EXPECT_EQ(n("각"), "\u1100\u1161\u11A8");
   EXPECT_EQ(n("\uE000a"), " a");
-  EXPECT_EQ(n("\u32FF"), "\u32FF");         // the era sign of Unicode 12.1 has no decomposition there
-  EXPECT_EQ(n("\U00010D50"), "\U00010D70"); // lower case of Unicode 16
+  EXPECT_EQ(n("\u32FF"), "\u32FF");          // the era sign of Unicode 12.1 has no decomposition there
+  EXPECT_EQ(n("\U00010D50"), "\U00010D70");  // lower case of Unicode 16
 }
 
 }  // namespace

@@ -80,13 +80,22 @@ TEST(SplitPattern, a_shadow_has_the_length_of_the_text_and_exists_only_when_need
 }
 
 TEST(SplitPattern, syntax_that_the_engines_read_differently_is_refused_by_name) {
-  const std::vector<std::pair<const char*, const char*>> cases = {
-      {"\\w+", "the escape '\\w'"},       {"\\h", "the escape '\\h'"},   {"\\bx", "the escape '\\b'"},
-      {"(a)\\1", "the escape '\\1'"},     {"\\p{Han}+", "property 'Han'"}, {"\\pL", "property without braces"},
-      {"[a[bc]]", "class within a class"}, {"[a-z&&[^b]]", "intersection"}, {"^a", "anchor '^'"},
-      {"a$", "anchor '$'"},                {"(?m:a)", "group '(?m:'"},    {"(*VERB)a", "a verb"},
-      {"a{,3}", "no {n,m}"},               {"a{2}+", "'{n,m}+'"},         {"[]a]", "starts with ']'"},
-      {"(?<name>a)", "group '(?<n'"}};
+  const std::vector<std::pair<const char*, const char*>> cases = {{"\\w+", "the escape '\\w'"},
+                                                                  {"\\h", "the escape '\\h'"},
+                                                                  {"\\bx", "the escape '\\b'"},
+                                                                  {"(a)\\1", "the escape '\\1'"},
+                                                                  {"\\p{Han}+", "property 'Han'"},
+                                                                  {"\\pL", "property without braces"},
+                                                                  {"[a[bc]]", "class within a class"},
+                                                                  {"[a-z&&[^b]]", "intersection"},
+                                                                  {"^a", "anchor '^'"},
+                                                                  {"a$", "anchor '$'"},
+                                                                  {"(?m:a)", "group '(?m:'"},
+                                                                  {"(*VERB)a", "a verb"},
+                                                                  {"a{,3}", "no {n,m}"},
+                                                                  {"a{2}+", "'{n,m}+'"},
+                                                                  {"[]a]", "starts with ']'"},
+                                                                  {"(?<name>a)", "group '(?<n'"}};
   for (const auto& [regex, message] : cases) {
     const auto result = SplitPattern::compile(regex);
     ASSERT_FALSE(result.ok()) << regex;
@@ -101,7 +110,8 @@ TEST(SplitPattern, syntax_that_the_engines_read_differently_is_refused_by_name) 
 }
 
 TEST(SplitPattern, common_patterns_of_other_tokenizers_are_accepted) {
-  for (const char* regex : {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+  for (const char* regex : {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| "
+                            "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
                             "[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+", "(?:a|b)++c", "\\d{2,}", "(?<=a)b", "\\P{^Lu}x"}) {
     EXPECT_TRUE(SplitPattern::compile(regex).ok()) << SplitPattern::compile(regex).error().message();
   }

@@ -12,8 +12,8 @@
 namespace espalier {
 namespace {
 
-using testing::small_tokenizer_json;
 using ::testing::HasSubstr;
+using testing::small_tokenizer_json;
 
 struct BadFile {
   const char* name;
@@ -22,7 +22,9 @@ struct BadFile {
   const char* message;
 };
 
-void PrintTo(const BadFile& bad, std::ostream* out) { *out << bad.name; }
+void PrintTo(const BadFile& bad, std::ostream* out) {
+  *out << bad.name;
+}
 
 class TokenizerFileRefuses : public ::testing::TestWithParam<BadFile> {};
 
@@ -39,53 +41,74 @@ TEST_P(TokenizerFileRefuses, with_the_place_and_what_was_found) {
 constexpr StatusCode kBad = StatusCode::kDataLoss;
 constexpr StatusCode kUnread = StatusCode::kUnimplemented;
 
-Json& first_split(Json& j) { return j["pre_tokenizer"]["pretokenizers"][0]; }
+Json& first_split(Json& j) {
+  return j["pre_tokenizer"]["pretokenizers"][0];
+}
 
 INSTANTIATE_TEST_SUITE_P(
     Every, TokenizerFileRefuses,
     ::testing::Values(
         BadFile{"not_an_object", [](Json& j) { j = Json::array(); }, kBad, "expected an object, found an array"},
         BadFile{"unknown_root_key", [](Json& j) { j["extra"] = 1; }, kUnread, "the key 'extra' is not known"},
-        BadFile{"truncation", [](Json& j) { j["truncation"] = {{"max_length", 3}}; }, kUnread, ".truncation"},
+        BadFile{"truncation",
+                [](Json& j) {
+                  j["truncation"] = {{"max_length", 3}};
+                },
+                kUnread, ".truncation"},
         BadFile{"no_model", [](Json& j) { j.erase("model"); }, kBad, ".model: expected an object"},
         BadFile{"other_model", [](Json& j) { j["model"]["type"] = "Unigram"; }, kUnread, "found \"Unigram\""},
         BadFile{"byte_fallback", [](Json& j) { j["model"]["byte_fallback"] = true; }, kUnread, "byte_fallback"},
         BadFile{"dropout", [](Json& j) { j["model"]["dropout"] = 0.1; }, kUnread, "dropout"},
-        BadFile{"word_suffix", [](Json& j) { j["model"]["end_of_word_suffix"] = "</w>"; }, kUnread, "end_of_word_suffix"},
+        BadFile{"word_suffix", [](Json& j) { j["model"]["end_of_word_suffix"] = "</w>"; }, kUnread,
+                "end_of_word_suffix"},
         BadFile{"vocab_is_a_list", [](Json& j) { j["model"]["vocab"] = Json::array(); }, kBad, "vocab"},
         BadFile{"id_is_a_string", [](Json& j) { j["model"]["vocab"]["!"] = "0"; }, kBad, "expected an id"},
         BadFile{"id_is_negative", [](Json& j) { j["model"]["vocab"]["!"] = -1; }, kBad, "expected an id"},
         BadFile{"id_is_huge", [](Json& j) { j["model"]["vocab"]["!"] = 4000000000u; }, kBad, "expected an id"},
         BadFile{"duplicate_id", [](Json& j) { j["model"]["vocab"]["!"] = 35; }, kBad, "the id 35 already belongs to"},
         BadFile{"gap_in_ids", [](Json& j) { j["added_tokens"].back()["id"] = 9999; }, kBad, "without a gap"},
-        BadFile{"no_token_for_a_byte", [](Json& j) { j["model"]["vocab"].erase("!"); }, kBad, "no token for the byte 33"},
+        BadFile{"no_token_for_a_byte", [](Json& j) { j["model"]["vocab"].erase("!"); }, kBad,
+                "no token for the byte 33"},
         BadFile{"merges_missing", [](Json& j) { j["model"].erase("merges"); }, kBad, "merges"},
         BadFile{"merge_of_three", [](Json& j) { j["model"]["merges"][0] = "a b c"; }, kBad, "merges[0]"},
         BadFile{"merge_is_a_number", [](Json& j) { j["model"]["merges"][1] = 5; }, kBad, "merges[1]"},
-        BadFile{"merge_into_nothing", [](Json& j) { j["model"]["merges"][0] = "q z"; }, kBad, "'qz' is not in the vocabulary"},
-        BadFile{"merge_twice", [](Json& j) { j["model"]["merges"][1] = j["model"]["merges"][0]; }, kBad, "appears twice"},
+        BadFile{"merge_into_nothing", [](Json& j) { j["model"]["merges"][0] = "q z"; }, kBad,
+                "'qz' is not in the vocabulary"},
+        BadFile{"merge_twice", [](Json& j) { j["model"]["merges"][1] = j["model"]["merges"][0]; }, kBad,
+                "appears twice"},
         BadFile{"added_is_an_object", [](Json& j) { j["added_tokens"] = Json::object(); }, kBad, "added_tokens"},
         BadFile{"added_empty", [](Json& j) { j["added_tokens"][0]["content"] = ""; }, kBad, "added_tokens[0].content"},
-        BadFile{"added_too_long", [](Json& j) { j["added_tokens"][0]["content"] = std::string(600, 'x'); }, kBad, "found 600"},
-        BadFile{"added_twice", [](Json& j) { j["added_tokens"][1]["content"] = j["added_tokens"][0]["content"]; }, kBad, "appears twice"},
+        BadFile{"added_too_long", [](Json& j) { j["added_tokens"][0]["content"] = std::string(600, 'x'); }, kBad,
+                "found 600"},
+        BadFile{"added_twice", [](Json& j) { j["added_tokens"][1]["content"] = j["added_tokens"][0]["content"]; }, kBad,
+                "appears twice"},
         BadFile{"added_without_id", [](Json& j) { j["added_tokens"][1].erase("id"); }, kBad, "added_tokens[1].id"},
-        BadFile{"added_id_of_another", [](Json& j) { j["added_tokens"][1]["id"] = 3; }, kBad, "the id 3 already belongs to"},
-        BadFile{"added_contradicts_vocab", [](Json& j) { j["added_tokens"][1]["content"] = "!"; }, kBad, "has the id 33"},
+        BadFile{"added_id_of_another", [](Json& j) { j["added_tokens"][1]["id"] = 3; }, kBad,
+                "the id 3 already belongs to"},
+        BadFile{"added_contradicts_vocab", [](Json& j) { j["added_tokens"][1]["content"] = "!"; }, kBad,
+                "has the id 33"},
         BadFile{"lstrip", [](Json& j) { j["added_tokens"][0]["lstrip"] = true; }, kUnread, "added_tokens[0].lstrip"},
         BadFile{"single_word", [](Json& j) { j["added_tokens"][0]["single_word"] = true; }, kUnread, "single_word"},
         BadFile{"normalizer", [](Json& j) { j["normalizer"] = {{"type", "NFC"}}; }, kUnread, "found 'NFC'"},
-        BadFile{"normalizer_in_sequence", [](Json& j) { j["normalizer"]["normalizers"].push_back({{"type", "NFKC"}}); }, kUnread, "NFKC"},
-        BadFile{"no_pre_tokenizer", [](Json& j) { j["pre_tokenizer"] = nullptr; }, kUnread, "expected a ByteLevel step"},
-        BadFile{"no_byte_level", [](Json& j) { j["pre_tokenizer"]["pretokenizers"].erase(3); }, kUnread, "expected a ByteLevel"},
-        BadFile{"step_after_byte_level",
-                [](Json& j) { j["pre_tokenizer"]["pretokenizers"].push_back(first_split(j)); }, kUnread, "must be the last step"},
+        BadFile{"normalizer_in_sequence", [](Json& j) { j["normalizer"]["normalizers"].push_back({{"type", "NFKC"}}); },
+                kUnread, "NFKC"},
+        BadFile{"no_pre_tokenizer", [](Json& j) { j["pre_tokenizer"] = nullptr; }, kUnread,
+                "expected a ByteLevel step"},
+        BadFile{"no_byte_level", [](Json& j) { j["pre_tokenizer"]["pretokenizers"].erase(3); }, kUnread,
+                "expected a ByteLevel"},
+        BadFile{"step_after_byte_level", [](Json& j) { j["pre_tokenizer"]["pretokenizers"].push_back(first_split(j)); },
+                kUnread, "must be the last step"},
         BadFile{"other_step", [](Json& j) { first_split(j)["type"] = "Metaspace"; }, kUnread, "found 'Metaspace'"},
-        BadFile{"prefix_space", [](Json& j) { j["pre_tokenizer"]["pretokenizers"][3]["add_prefix_space"] = true; }, kUnread, "add_prefix_space"},
+        BadFile{"prefix_space", [](Json& j) { j["pre_tokenizer"]["pretokenizers"][3]["add_prefix_space"] = true; },
+                kUnread, "add_prefix_space"},
         BadFile{"unknown_behavior", [](Json& j) { first_split(j)["behavior"] = "Kept"; }, kBad, "'Kept' is none of"},
         BadFile{"pattern_missing", [](Json& j) { first_split(j).erase("pattern"); }, kBad, ".pattern"},
-        BadFile{"pattern_broken", [](Json& j) { first_split(j)["pattern"] = {{"Regex", "(a"}}; }, kBad, "split pattern"},
-        BadFile{"pattern_matches_nothing", [](Json& j) { first_split(j)["pattern"] = {{"Regex", "a*"}}; }, kBad, "empty string"},
-        BadFile{"other_post_processor", [](Json& j) { j["post_processor"] = {{"type", "BertProcessing"}}; }, kUnread, "BertProcessing"},
+        BadFile{"pattern_broken", [](Json& j) { first_split(j)["pattern"] = {{"Regex", "(a"}}; }, kBad,
+                "split pattern"},
+        BadFile{"pattern_matches_nothing", [](Json& j) { first_split(j)["pattern"] = {{"Regex", "a*"}}; }, kBad,
+                "empty string"},
+        BadFile{"other_post_processor", [](Json& j) { j["post_processor"] = {{"type", "BertProcessing"}}; }, kUnread,
+                "BertProcessing"},
         BadFile{"no_decoder", [](Json& j) { j["decoder"] = nullptr; }, kUnread, ".decoder"},
         BadFile{"other_decoder", [](Json& j) { j["decoder"] = {{"type", "WordPiece"}}; }, kUnread, "WordPiece"}),
     [](const auto& param) { return std::string(param.param.name); });

@@ -14,11 +14,11 @@
 namespace espalier {
 namespace {
 
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using testing::parse_tokenizer;
 using testing::small_tokenizer;
 using testing::small_tokenizer_json;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 std::vector<std::string> spellings(const Tokenizer& tokenizer, std::string_view text) {
   std::vector<std::string> out;
@@ -59,8 +59,9 @@ TEST(Tokenizer, merges_by_rank_and_not_from_left_to_right) {
 
 TEST(Tokenizer, cuts_pieces_as_the_released_pre_tokenizer_does) {
   const Tokenizer tokenizer = small_tokenizer();
-  EXPECT_THAT(spellings(tokenizer, "    1"), ElementsAre("    ", "1"));   // a run of spaces before a digit stays whole
-  EXPECT_THAT(spellings(tokenizer, "    a"), ElementsAre("  ", " ", " ", "a"));  // before a word it gives up its last space
+  EXPECT_THAT(spellings(tokenizer, "    1"), ElementsAre("    ", "1"));  // a run of spaces before a digit stays whole
+  EXPECT_THAT(spellings(tokenizer, "    a"),
+              ElementsAre("  ", " ", " ", "a"));  // before a word it gives up its last space
   EXPECT_THAT(spellings(tokenizer, "a\n\nb"), ElementsAre("a", "\n\n", "b"));
 }
 
@@ -138,8 +139,10 @@ TEST(Tokenizer, finds_added_tokens_leftmost_and_longest_before_anything_else) {
   Json json = small_tokenizer_json();
   const int32_t next = static_cast<int32_t>(256 + json["model"]["merges"].size() + json["added_tokens"].size());
   for (const char* content : {"<x", "<x>", "x>y"}) {
-    json["added_tokens"].push_back({{"id", next + static_cast<int32_t>(json["added_tokens"].size()) - 12}, {"content", content},
-                                    {"special", false}, {"normalized", true}});
+    json["added_tokens"].push_back({{"id", next + static_cast<int32_t>(json["added_tokens"].size()) - 12},
+                                    {"content", content},
+                                    {"special", false},
+                                    {"normalized", true}});
   }
   const Tokenizer tokenizer = parse_tokenizer(json);
   EXPECT_THAT(spellings(tokenizer, "a<x>y"), ElementsAre("a", "<x>", "y"));
@@ -168,7 +171,8 @@ TEST(Tokenizer, spans_merge_across_their_borders_but_markers_need_trust_througho
   const auto ids = [&](std::vector<PromptSpan> spans) { return tokenizer.encode_spans(spans).value(); };
   EXPECT_EQ(ids({{"he", false}, {"llo", true}}), tokenizer.encode("hello").value());
   EXPECT_EQ(ids({{"<thi", true}, {"nk>", true}}), tokenizer.encode("<think>").value());
-  EXPECT_EQ(ids({{"<thi", true}, {"nk>", false}}), tokenizer.encode("<think>", {.special_tokens_in_text = false}).value());
+  EXPECT_EQ(ids({{"<thi", true}, {"nk>", false}}),
+            tokenizer.encode("<think>", {.special_tokens_in_text = false}).value());
   EXPECT_EQ(ids({{"<thi", true}, {"", false}, {"nk>", true}}), tokenizer.encode("<think>").value());
   EXPECT_TRUE(ids({}).empty());
 }
