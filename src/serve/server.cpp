@@ -127,9 +127,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     close();
   }
 
-  void close_if_idle() {
-    if (is_idle_) close();
-  }
+  bool is_idle() const { return is_idle_; }  // between requests
   void close() {
     error_code ignored;
     stream_.socket().close(ignored);
@@ -155,7 +153,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     minor_ = parser.get().version() == 10 ? 0 : 1;
     if (ec) co_return co_await refuse_bytes(ec);
     if (std::distance(parser.get().begin(), parser.get().end()) > core_.options.max_headers) {
-      co_return co_await refuse(head_too_large(std::to_string(core_.options.max_headers) + " fields"));
+      co_return co_await send(error_reply(head_too_large(std::to_string(core_.options.max_headers) + " fields")), false);
     }
 
     auto routed = core_.service.route(head);
@@ -172,7 +170,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     }
     while (!parser.is_done()) {
       if (seconds_since(start_) > kBodyPatience * core_.options.body_seconds) {
-        co_return co_await refuse(body_too_slow());
+        co_return co_await send(error_reply(body_too_slow()), false);
       }
       stream_.expires_after(duration_of(core_.options.body_seconds));
       co_await http::async_read_some(stream_, buffer_, parser, redirect_error(use_awaitable, ec));
@@ -205,12 +203,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     if (ec == http::error::header_limit || ec == http::error::buffer_overflow) {
       error = head_too_large(std::to_string(core_.options.max_header_bytes) + " bytes");
     }
-    co_return co_await refuse(std::move(error));
-  }
-
-  awaitable<bool> refuse(ApiError error) {
-    co_await send(error_reply(error), false);
-    co_return false;
+    co_return co_await send(error_reply(error), false);
   }
 
   awaitable<bool> write(std::string text) {
@@ -321,9 +314,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
       finish_record(499);
       co_return false;
     }
+    const bool is_cancelled = result.ok() && result->finish_reason == FinishReason::kCancelled;
     std::optional<ApiError> error;
-    if (!result.ok()) error = error_from_status(result.error());
-    else if (result->finish_reason == FinishReason::kCancelled) error = shutting_down();
+    if (is_cancelled || !result.ok()) error = is_cancelled ? shutting_down() : error_from_status(result.error());
     if (!call.stream || (error && !head_sent)) {
       HttpReply reply = error ? error_reply(*error) : HttpReply{.body = reply_body(call.head, *result)};
       co_return co_await send(std::move(reply), keep_alive);
@@ -423,7 +416,9 @@ awaitable<void> supervise(Core& core, tcp::acceptor& acceptor, const std::functi
   }
   core.draining = true;
   core.service.start_draining();
-  for (Connection* connection : core.connections) connection->close_if_idle();
+  for (Connection* connection : core.connections) {
+    if (connection->is_idle()) connection->close();
+  }
   // New connections are still answered (with 503) while calls are finishing.
   auto begin = Clock::now();
   for (bool is_cancelled = false; core.n_calls > 0;) {
@@ -436,8 +431,7 @@ awaitable<void> supervise(Core& core, tcp::acceptor& acceptor, const std::functi
   begin = Clock::now();
   while (!core.connections.empty()) {
     for (Connection* connection : core.connections) {
-      if (seconds_since(begin) >= kLingerSeconds) connection->close();
-      else connection->close_if_idle();
+      if (connection->is_idle() || seconds_since(begin) >= kLingerSeconds) connection->close();
     }
     tick.expires_after(std::chrono::milliseconds(20));
     co_await tick.async_wait(redirect_error(use_awaitable, ec));
@@ -452,11 +446,12 @@ struct Server::Impl {
 
   Core core;
   tcp::acceptor acceptor;
+  std::string address;  // as bound
+  int port = 0;
 };
 
 Server::Server(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Server::~Server() = default;
-
 Result<std::unique_ptr<Server>> Server::open(Service& service, TextGenerator& generator, const ServerOptions& options,
                                              RequestLog log) {
   if (options.port < 0 || options.port > 65535) {
@@ -478,19 +473,15 @@ Result<std::unique_ptr<Server>> Server::open(Service& service, TextGenerator& ge
     return unavailable("serve: cannot listen on " + options.host + " port " + std::to_string(options.port) + ": " +
                        ec.message() + "; use another --port (0 picks a free one)");
   }
+  impl->address = endpoint.address().to_string();
+  impl->port = impl->acceptor.local_endpoint(ec).port();
   return std::unique_ptr<Server>(new Server(std::move(impl)));
 }
 
-int Server::port() const {
-  error_code ec;
-  return impl_->acceptor.local_endpoint(ec).port();
-}
-
+int Server::port() const { return impl_->port; }
 std::string Server::url() const {
-  error_code ec;
-  const auto endpoint = impl_->acceptor.local_endpoint(ec);
-  const std::string address = endpoint.address().to_string();
-  return "http://" + (endpoint.address().is_v6() ? "[" + address + "]" : address) + ":" + std::to_string(endpoint.port());
+  const bool is_v6 = impl_->address.find(':') != std::string::npos;
+  return "http://" + (is_v6 ? "[" + impl_->address + "]" : impl_->address) + ":" + std::to_string(impl_->port);
 }
 
 Status Server::run(const std::function<bool()>& should_stop) {
