@@ -1,6 +1,5 @@
 // GCC 12's own AVX-512 header reads a deliberately undefined operand of an unmasked operation.
 #pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 
 #include "codec/matmul_panels.h"
 
@@ -19,9 +18,9 @@ struct TileWords {
 
   TileWords(const uint16_t* tile, int n_words) {
     for (int i = 0; i < kRegisters; ++i) {
-      const int left = n_words - 16 * i;
-      const __mmask16 mask = left >= 16 ? 0xFFFF : static_cast<__mmask16>((1u << left) - 1);
-      w[i] = _mm512_maskz_loadu_epi32(mask, tile + 32 * i);
+      const int left = n_words - 16 * i;  // K = 5 uses two and a half of four registers
+      const uint32_t mask = left >= 16 ? 0xFFFFu : left > 0 ? (1u << left) - 1 : 0u;
+      w[i] = _mm512_maskz_loadu_epi32(static_cast<__mmask16>(mask), tile + (left > 0 ? 32 * i : 0));
     }
   }
   __m512i pick(__m512i index) const {

@@ -1,12 +1,23 @@
 #include "codec/simd_tier.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace espalier::codec {
 namespace {
+
+#if defined(__x86_64__)
+bool has_f16c() {  // clang 14 does not know this name in __builtin_cpu_supports
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+#endif
 
 SimdTier detect() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
   // The same list as the compiler flags of *_avx512.cpp.
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&

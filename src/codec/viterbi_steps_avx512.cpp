@@ -1,6 +1,5 @@
 // GCC 12's own AVX-512 header reads a deliberately undefined operand of an unmasked operation.
 #pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 
 #include <immintrin.h>
 
