@@ -167,17 +167,21 @@ class Network:
         sink = w[f"{a}.attn_sink"]
         if "sink" in skip:
             sink = torch.full_like(sink, -1e4)
-        entries = mask = None
+        entries = mask = scores = None
         if ratio > 0 and "compressed" not in skip:
-            scores = self._index(w, layer, a, x, qr, slots, dense, kvq, record)
+            scores = self._index(w, layer, a, x, qr, slots, dense, kvq, train_index, record)
             entries, mask = slots["entries"], slots["mask"]
         o, entry_scores = ops.attention(q, kv, entries, mask, sink, cfg.sliding_window, wmask)
-        if entries is not None and train_index and scores is not None:
-            index_losses.append(ops.index_loss(scores, entry_scores, slots["seen"], cfg.head_dim ** -0.5))
+        if scores is not None:
+            index_losses.append(ops.index_loss(scores, entry_scores[:scores.shape[0]], slots["seen"],
+                                               cfg.head_dim ** -0.5))
         return ops.attn_out(o, w[f"{a}.wo_a.weight"], w[f"{a}.wo_b.weight"], cos, sin, cfg.o_groups)
 
-    def _index(self, w, layer, a, x, qr, slots, dense, kvq, record):
-        """Refresh the shared slots of a kv or index source layer; returns its scores (or None)."""
+    def _index(self, w, layer, a, x, qr, slots, dense, kvq, train_index, record):
+        """Refresh the shared slots of a kv or index source layer.
+
+        Returns trainable scores of the first quarter of the rows when the index loss is wanted, else None.
+        """
         cfg, ratio = self.cfg, self.cfg.compress_ratios[layer]
         cos, sin = self.rope(x.shape[1], True)
         if layer in cfg.kv_source_layer_ids:
@@ -195,14 +199,18 @@ class Network:
             slots.update(entries=entries, keys=keys, ratio=ratio, seen=ops.visible(x.shape[1], n, ratio, x.device))
         if layer not in cfg.index_source_layer_ids:
             return None
-        iq = F.linear(qr.detach(), w[f"{a}.indexer.wq_b.weight"]).unflatten(-1, (cfg.index_n_heads, -1))
-        iq = ops.rope(iq, cos.unsqueeze(-2), sin.unsqueeze(-2))
-        if kvq:
-            iq = native.straight_through(iq, native.kv_index(iq.detach()))
-        weights = F.linear(x.detach(), w[f"{a}.indexer.weights_proj.weight"]) * (
-            cfg.index_head_dim ** -0.5 * cfg.index_n_heads ** -0.5)
-        scores = ops.index_scores(iq, slots["keys"], weights)
+
+        def score(qr, x, keys):
+            iq = F.linear(qr, w[f"{a}.indexer.wq_b.weight"]).unflatten(-1, (cfg.index_n_heads, -1))
+            iq = ops.rope(iq, cos.unsqueeze(-2), sin.unsqueeze(-2))
+            if kvq:
+                iq = native.straight_through(iq, native.kv_index(iq.detach()))
+            weights = F.linear(x, w[f"{a}.indexer.weights_proj.weight"]) * (
+                cfg.index_head_dim ** -0.5 * cfg.index_n_heads ** -0.5)
+            return ops.index_scores(iq, keys, weights)
+
         with torch.no_grad():
+            scores = score(qr, x, slots["keys"])
             seen = slots["seen"]
             masked = torch.where(seen, scores, -torch.inf)
             if layer > cfg.candidate_source_layer_id:
@@ -218,7 +226,10 @@ class Network:
                 record[f"indexer.{a}"] = (masked, slots["mask"])
                 if layer == cfg.candidate_source_layer_id:
                     record[f"candidates.{a}"] = slots["candidates"]
-        return scores
+        if not train_index:
+            return None
+        n = max(1, x.shape[0] // 4)
+        return score(qr[:n].detach(), x[:n].detach(), slots["keys"][:n])
 
     def logits(self, w, hidden):
         return F.linear(hidden, w["head.weight"]).float()

@@ -1,11 +1,8 @@
-"""Engram constants and hash ids: compressed token map, primes, multipliers, table rows.
+"""Engram constants and hash ids: primes, offsets, multipliers, table rows.
 
-Source: model.md sections 7.1 to 7.3.  `token_map` needs the `tokenizers` package and is built once,
-offline; everything else is numpy or torch integer arithmetic.
+Source: model.md sections 7.2 and 7.3; the compressed token map is built by engram_map.py.  Integer
+arithmetic on numpy and torch only.
 """
-import re
-import unicodedata
-
 import numpy as np
 import torch
 
@@ -48,29 +45,6 @@ def multipliers(layer_ids, max_ngram, n_classes):
     bound = (2 ** 63 - 1) // n_classes // 2
     return np.stack([2 * np.random.default_rng(10007 * layer).integers(0, bound, max_ngram, np.int64) + 1
                      for layer in layer_ids])
-
-
-_WHITE_SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
-
-
-def normalise(text):
-    """The key normaliser N of section 7.1."""
-    text = unicodedata.normalize("NFD", unicodedata.normalize("NFKC", text))
-    text = "".join(c for c in text if unicodedata.category(c) != "Mn").lower()
-    text = re.sub(r"[ \t\r\n]+", " ", text)
-    if text == " ":
-        return " "
-    return text.strip(_WHITE_SPACE)
-
-
-def token_map(tokenizer):
-    """Compressed class of every id of a `tokenizers.Tokenizer`; int64 [len(tokenizer)]."""
-    seen, out = {}, []
-    for token in range(tokenizer.get_vocab_size(with_added_tokens=True)):
-        text = tokenizer.decode([token], skip_special_tokens=False)
-        key = tokenizer.id_to_token(token) if "\ufffd" in text else (normalise(text) or text)
-        out.append(seen.setdefault(key, len(seen)))
-    return np.array(out, np.int64)
 
 
 class Hasher:
