@@ -60,7 +60,8 @@ Result<int> run(const Flags& flags, bool pair, CommandContext& context) {
   const auto start = std::chrono::steady_clock::now();
   Result<EvalResult> outcome = internal_error("not run");
   if (pair) {
-    std::shared_ptr<const Model> candidate = reference;  // one folder on both sides: its weights are loaded once, run twice
+    std::shared_ptr<const Model> candidate =
+        reference;  // one folder on both sides: its weights are loaded once, run twice
     if (!std::filesystem::equivalent(reference_dir, candidate_dir, ec)) {
       ASSIGN_OR_RETURN(candidate, load(candidate_dir, flags.engram, context.pool));
     }
@@ -76,17 +77,22 @@ Result<int> run(const Flags& flags, bool pair, CommandContext& context) {
     describe_sidecar(provenance, &result.sidecar);
     RETURN_IF_ERROR(write_results(flags.out, result, provenance));
   }
-  if (context.common.json) print_json(eval_record(result, provenance));
-  else std::fputs(eval_report(result, provenance).c_str(), stdout);
+  if (context.common.json)
+    print_json(eval_record(result, provenance));
+  else
+    std::fputs(eval_report(result, provenance).c_str(), stdout);
   return 0;
 }
 
 void add_shared(CLI::App* app, Flags* flags) {
   app->add_option("--panel", flags->panel, "Panel (JSON lines)")->required();
   app->add_option("--out", flags->out, "Folder to make: result.json, report.txt and sidecar.safetensors");
-  app->add_option("--numerics", flags->numerics, "full, kvq or vendor")->check(CLI::IsMember({"full", "kvq", "vendor"}));
-  app->add_option("--chunk", flags->chunk, "Positions per forward call")->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
-  app->add_option("--rows", flags->rows, "Use at most so many rows, spread over the panel; 0 = all")->check(CLI::NonNegativeNumber);
+  app->add_option("--numerics", flags->numerics, "full, kvq or vendor")
+      ->check(CLI::IsMember({"full", "kvq", "vendor"}));
+  app->add_option("--chunk", flags->chunk, "Positions per forward call")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  app->add_option("--rows", flags->rows, "Use at most so many rows, spread over the panel; 0 = all")
+      ->check(CLI::NonNegativeNumber);
   app->add_option("--engram", flags->engram, "Another folder that holds the Engram shards");
 }
 

@@ -27,11 +27,14 @@ struct Flags {
   double prior_w13 = -1, prior_w2 = -1;  // negative: default
 };
 
-std::optional<int> optional_bits(int bits) { return bits == 0 ? std::nullopt : std::optional<int>(bits); }
+std::optional<int> optional_bits(int bits) {
+  return bits == 0 ? std::nullopt : std::optional<int>(bits);
+}
 
 Result<MakePackOptions> options_of(const Flags& flags, const CommonOptions& common) {
   if (flags.layout != "exllamav3") {
-    return unimplemented("--layout " + flags.layout + ": this version writes exllamav3; see 'espalier quantize --help'");
+    return unimplemented("--layout " + flags.layout +
+                         ": this version writes exllamav3; see 'espalier quantize --help'");
   }
   MakePackOptions options;
   ASSIGN_OR_RETURN(options.checkpoint, resolve_model(flags.checkpoint));
@@ -71,13 +74,13 @@ void print_text(const MakePackReport& report, const std::string& out, double sec
     }
   }
   if (worst_record != nullptr) {
-    std::printf("  true error: mean %.5f, worst %.5f (%s)\n", sum / static_cast<double>(report.details.matrices.size()), worst,
-                worst_record->stem.c_str());
+    std::printf("  true error: mean %.5f, worst %.5f (%s)\n", sum / static_cast<double>(report.details.matrices.size()),
+                worst, worst_record->stem.c_str());
   }
   size_t without = 0;
   for (const BlockCoverage& c : report.details.coverage) without += c.without_tokens.size();
-  std::printf("  calibrated on %lld tokens in %lld rows; experts without tokens: %zu\n", static_cast<long long>(report.details.tokens),
-              static_cast<long long>(report.details.rows), without);
+  std::printf("  calibrated on %lld tokens in %lld rows; experts without tokens: %zu\n",
+              static_cast<long long>(report.details.tokens), static_cast<long long>(report.details.rows), without);
 }
 
 Result<int> run(const Flags& flags, CommandContext& context) {
@@ -95,10 +98,12 @@ Result<int> run(const Flags& flags, CommandContext& context) {
   doc["seconds"] = seconds;
   doc["matrices"] = report.matrices;
   doc["out"] = flags.out;
-  doc["calibration"] = {{"rows", report.details.rows}, {"tokens", report.details.tokens}, {"draft_calls", report.details.draft_calls}};
+  doc["calibration"] = {
+      {"rows", report.details.rows}, {"tokens", report.details.tokens}, {"draft_calls", report.details.draft_calls}};
   doc["experts_without_tokens"] = Json::array();
   for (const BlockCoverage& c : report.details.coverage) {
-    for (int32_t e : c.without_tokens) doc["experts_without_tokens"].push_back(c.prefix + "ffn.experts." + std::to_string(e));
+    for (int32_t e : c.without_tokens)
+      doc["experts_without_tokens"].push_back(c.prefix + "ffn.experts." + std::to_string(e));
   }
   print_json(dump_json(doc));
   return 0;
@@ -112,25 +117,33 @@ void add_quantize(CommandTable& table) {
                             [flags](CommandContext& context) { return run(*flags, context); });
   app->add_option("checkpoint", flags->checkpoint, "Folder of the official checkpoint, or 'pocket'")->required();
   app->add_option("--bits", flags->bits, "Width of every quantized matrix, 1..8")->required();
-  app->add_option("--dense-bits", flags->dense_bits, "Width of attention, shared experts, compressor, indexer, Engram projection");
+  app->add_option("--dense-bits", flags->dense_bits,
+                  "Width of attention, shared experts, compressor, indexer, Engram projection");
   app->add_option("--head-bits", flags->head_bits, "Width of the head");
   app->add_option("--drafter-bits", flags->drafter_bits, "Width of every matrix of the drafter");
   app->add_option("--data", flags->data, "Calibration set (JSON lines)")->required();
   app->add_option("--out", flags->out, "Folder to make; must not exist")->required();
-  app->add_option("--rows", flags->rows, "Use at most so many rows, spread over the set; 0 = all")->check(CLI::NonNegativeNumber);
+  app->add_option("--rows", flags->rows, "Use at most so many rows, spread over the set; 0 = all")
+      ->check(CLI::NonNegativeNumber);
   app->add_option("--engram", flags->engram, "Another folder that holds the Engram shards");
-  app->add_option("--layout", flags->layout, "Layout of the pack")->check(CLI::IsMember({"exllamav3", "vllm", "tensorfold"}));
+  app->add_option("--layout", flags->layout, "Layout of the pack")
+      ->check(CLI::IsMember({"exllamav3", "vllm", "tensorfold"}));
   app->add_option("--codebook", flags->codebook, "mul1, mcg or 3inst")->check(CLI::IsMember({"mul1", "mcg", "3inst"}));
-  app->add_option("--numerics", flags->numerics, "Numerics of the calibration forward")->check(CLI::IsMember({"full", "kvq"}));
-  app->add_option("--damping", flags->damping, "Added to a Hessian's diagonal, in units of its mean")->check(CLI::Range(0.0, 1.0));
+  app->add_option("--numerics", flags->numerics, "Numerics of the calibration forward")
+      ->check(CLI::IsMember({"full", "kvq"}));
+  app->add_option("--damping", flags->damping, "Added to a Hessian's diagonal, in units of its mean")
+      ->check(CLI::Range(0.0, 1.0));
   app->add_option("--routing-exponent", flags->routing_exponent, "p: a routed token weighs g^p in its expert's Hessian")
       ->check(CLI::Range(0.0, 4.0));
-  app->add_option("--prior", flags->prior_w13, "Tokens that the layer-wide prior of w1 and w3 weighs; default d_model / 4");
+  app->add_option("--prior", flags->prior_w13,
+                  "Tokens that the layer-wide prior of w1 and w3 weighs; default d_model / 4");
   app->add_option("--prior-w2", flags->prior_w2, "The same for w2; default d_ff / 4");
-  app->add_option("--prior-sample", flags->prior_sample, "Tokens that every expert runs for w2's prior")->check(CLI::PositiveNumber);
+  app->add_option("--prior-sample", flags->prior_sample, "Tokens that every expert runs for w2's prior")
+      ->check(CLI::PositiveNumber);
   app->add_option("--w2-input", flags->w2_input, "w1 and w3 in front of w2's Hessian: quantized or native")
       ->check(CLI::IsMember({"quantized", "native"}));
-  app->add_option("--draft-stride", flags->draft_stride, "One draft call per so many calibration positions")->check(CLI::PositiveNumber);
+  app->add_option("--draft-stride", flags->draft_stride, "One draft call per so many calibration positions")
+      ->check(CLI::PositiveNumber);
 }
 
 }  // namespace espalier::app

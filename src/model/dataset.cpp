@@ -19,7 +19,8 @@ Status bad(const std::string& where, const std::string& what) {
 Result<std::string> text_field(const Json& line, const char* key, const std::string& where, bool may_be_empty) {
   const auto it = line.find(key);
   if (it == line.end()) return bad(where, std::string("field '") + key + "' is missing");
-  if (!it->is_string()) return bad(where, std::string("field '") + key + "': expected a string, found " + it->type_name());
+  if (!it->is_string())
+    return bad(where, std::string("field '") + key + "': expected a string, found " + it->type_name());
   std::string value = it->get<std::string>();
   if (value.empty() && !may_be_empty) return bad(where, std::string("field '") + key + "' is empty");
   return value;
@@ -29,7 +30,8 @@ Result<std::string> text_field(const Json& line, const char* key, const std::str
 Result<std::vector<int64_t>> integers(const Json& line, const char* key, int64_t limit, const std::string& where) {
   const auto it = line.find(key);
   if (it == line.end()) return bad(where, std::string("field '") + key + "' is missing");
-  if (!it->is_array()) return bad(where, std::string("field '") + key + "': expected an array, found " + it->type_name());
+  if (!it->is_array())
+    return bad(where, std::string("field '") + key + "': expected an array, found " + it->type_name());
   if (static_cast<int64_t>(it->size()) > kMaxRowTokens) {
     return bad(where, std::string("field '") + key + "' has " + std::to_string(it->size()) + " entries; the limit is " +
                           std::to_string(kMaxRowTokens));
@@ -39,8 +41,9 @@ Result<std::vector<int64_t>> integers(const Json& line, const char* key, int64_t
   for (const Json& entry : *it) {
     const bool fits = entry.is_number_unsigned() && entry.get<uint64_t>() <= static_cast<uint64_t>(limit);
     if (!fits) {
-      return bad(where, std::string("field '") + key + "', entry " + std::to_string(out.size()) + ": expected an integer in 0.." +
-                            std::to_string(limit) + ", found " + dump_json(entry).substr(0, 40));
+      return bad(where, std::string("field '") + key + "', entry " + std::to_string(out.size()) +
+                            ": expected an integer in 0.." + std::to_string(limit) + ", found " +
+                            dump_json(entry).substr(0, 40));
     }
     out.push_back(entry.get<int64_t>());
   }
@@ -69,8 +72,8 @@ Result<DatasetRow> parse_row(std::string_view text, const std::string& where) {
   ASSIGN_OR_RETURN(const std::vector<int64_t> mask, integers(line, "role_mask", 3, where));
   if (ids.empty()) return bad(where, "row '" + row.id + "' is empty: field 'ids' has no entries");
   if (ids.size() != mask.size()) {
-    return bad(where, "row '" + row.id + "': field 'role_mask' has " + std::to_string(mask.size()) + " entries, 'ids' has " +
-                          std::to_string(ids.size()));
+    return bad(where, "row '" + row.id + "': field 'role_mask' has " + std::to_string(mask.size()) +
+                          " entries, 'ids' has " + std::to_string(ids.size()));
   }
   row.ids.assign(ids.begin(), ids.end());
   row.role_mask.assign(mask.begin(), mask.end());

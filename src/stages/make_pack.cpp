@@ -21,13 +21,16 @@ Status check_paths(const MakePackOptions& options) {
   const fs::path source = fs::weakly_canonical(options.checkpoint, ec);
   const fs::path out = fs::weakly_canonical(options.out, ec);
   if (options.out.empty()) return invalid_argument("--out: expected the name of a new folder, found an empty name");
-  if (source == out) return failed_precondition("output '" + options.out.string() + "' is the checkpoint itself; choose another name");
+  if (source == out)
+    return failed_precondition("output '" + options.out.string() + "' is the checkpoint itself; choose another name");
   const fs::path inside = out.lexically_relative(source);
   if (!inside.empty() && *inside.begin() != "..") {
-    return failed_precondition("output '" + options.out.string() + "' lies inside the checkpoint's folder; choose a place outside it");
+    return failed_precondition("output '" + options.out.string() +
+                               "' lies inside the checkpoint's folder; choose a place outside it");
   }
   if (fs::exists(fs::symlink_status(options.out, ec))) {
-    return failed_precondition("output '" + options.out.string() + "' exists already; choose another name or remove it");
+    return failed_precondition("output '" + options.out.string() +
+                               "' exists already; choose another name or remove it");
   }
   return ok_status();
 }
@@ -63,7 +66,8 @@ Json coverage_json(const std::vector<BlockCoverage>& coverage) {
   return out;
 }
 
-std::string run_json(const MakePackOptions& options, const Dataset& data, const QuantizeReport& report, const PackSummary& summary) {
+std::string run_json(const MakePackOptions& options, const Dataset& data, const QuantizeReport& report,
+                     const PackSummary& summary) {
   const QuantizeOptions& q = options.quantize;
   const auto width = [](const std::optional<int>& bits) { return bits ? Json(*bits) : Json(nullptr); };
   const auto prior = [](const std::optional<double>& n0) { return n0 ? Json(*n0) : Json("default"); };
@@ -91,21 +95,26 @@ std::string run_json(const MakePackOptions& options, const Dataset& data, const 
                     {"draft_stride", q.draft_stride},
                     {"numerics", numerics_name(q.numerics)},
                     {"rows", options.rows}};
-  doc["result"] = {{"bpw", summary.bpw}, {"matrices", summary.matrices}, {"tensors", summary.tensors}, {"tensor_bytes", summary.tensor_bytes}};
+  doc["result"] = {{"bpw", summary.bpw},
+                   {"matrices", summary.matrices},
+                   {"tensors", summary.tensors},
+                   {"tensor_bytes", summary.tensor_bytes}};
   int64_t fallbacks = 0;
   for (const MatrixRecord& r : report.matrices) fallbacks += r.hessian != "calibrated" ? 1 : 0;
   doc["matrices_without_calibration"] = fallbacks;
   doc["native_matrices"] = Json::array();
-  for (const NativeMatrix& n : report.native) doc["native_matrices"].push_back({{"name", n.stem}, {"reason", n.reason}});
+  for (const NativeMatrix& n : report.native)
+    doc["native_matrices"].push_back({{"name", n.stem}, {"reason", n.reason}});
   doc["draft_calls"] = report.draft_calls;
   doc["coverage"] = coverage_json(report.coverage);
   doc["self_check"] = {{"streamed_equals_plain_forward", true}, {"positions", report.probe_ids.size()}};
   return dump_json(doc, 1) + "\n";
 }
 
-// The finished pack, read from disk as any user of it reads it, must compute the very logits that the stream ended with. A state
-// that was lost or reset between two layers during conversion shows here and nowhere else.
-Status check_streamed(const MakePackOptions& options, const fs::path& dir, const QuantizeReport& report, ThreadPool& pool) {
+// The finished pack, read from disk as any user of it reads it, must compute the very logits that the stream ended
+// with. A state that was lost or reset between two layers during conversion shows here and nowhere else.
+Status check_streamed(const MakePackOptions& options, const fs::path& dir, const QuantizeReport& report,
+                      ThreadPool& pool) {
   LoadOptions load;
   load.engram_dir = options.engram_dir;
   load.residency = WeightResidency::kStored;
@@ -120,7 +129,8 @@ Status check_streamed(const MakePackOptions& options, const fs::path& dir, const
   const Tensor& a = result.logits;
   const Tensor& b = report.probe_logits;
   if (a.shape() != b.shape() || std::memcmp(a.data(), b.data(), static_cast<size_t>(a.size_bytes())) != 0) {
-    return internal_error("self-check: the finished pack's logits differ from the calibration stream's; the pack was not published");
+    return internal_error(
+        "self-check: the finished pack's logits differ from the calibration stream's; the pack was not published");
   }
   return ok_status();
 }
@@ -134,7 +144,8 @@ Status build(const MakePackOptions& options, const WeightLoader& loader, const D
   for (const BlockCoverage& c : details.coverage) {
     if (c.without_tokens.empty()) continue;
     log(LogLevel::kWarning, c.prefix + "ffn: " + std::to_string(c.without_tokens.size()) + " of " +
-                                std::to_string(c.expert_tokens.size()) + " experts saw no calibration token; the layer's prior stands in");
+                                std::to_string(c.expert_tokens.size()) +
+                                " experts saw no calibration token; the layer's prior stands in");
   }
 
   ASSIGN_OR_RETURN(const PackSummary summary, summarise_shards(dir));
@@ -172,7 +183,8 @@ Result<MakePackReport> make_pack(const MakePackOptions& options, Progress& progr
   LoadOptions load;
   load.engram_dir = options.engram_dir;
   ASSIGN_OR_RETURN(const WeightLoader loader, WeightLoader::open(options.checkpoint, load));
-  RETURN_IF_ERROR(check_dataset_fits(data, loader.config().vocab, loader.config().max_positions, options.data.filename().string()));
+  RETURN_IF_ERROR(
+      check_dataset_fits(data, loader.config().vocab, loader.config().max_positions, options.data.filename().string()));
   data.rows = spread_rows(data.rows, options.rows);
 
   ASSIGN_OR_RETURN(AtomicDirectory folder, AtomicDirectory::create(options.out));

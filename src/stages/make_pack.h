@@ -1,9 +1,10 @@
-// From a checkpoint and a calibration set to a finished pack: lock, quantize, describe, prove, publish under its final name.
+// From a checkpoint and a calibration set to a finished pack: lock, quantize, describe, prove, publish under its final
+// name.
 //
-// Everything happens in `<out>.partial`; the final name appears when the last file is written and the pack has been read back and
-// found to compute what the calibration stream computed. A run that fails, is stopped or is killed leaves nothing under the
-// final name. All files are functions of the inputs, the options and the program: no time, thread count, path or host is in
-// them. Sequence of the stages quantize and pack.
+// Everything happens in `<out>.partial`; the final name appears when the last file is written and the pack has been
+// read back and found to compute what the calibration stream computed. A run that fails, is stopped or is killed leaves
+// nothing under the final name. All files are functions of the inputs, the options and the program: no time, thread
+// count, path or host is in them. Sequence of the stages quantize and pack.
 #pragma once
 
 #include <filesystem>
@@ -17,25 +18,25 @@
 namespace espalier {
 
 struct MakePackOptions {
-  std::string checkpoint;            // folder of the official checkpoint
-  std::string engram_dir;            // another folder with the Engram shards; empty: none
-  std::filesystem::path data;        // calibration set
-  std::filesystem::path out;         // must not exist
-  int64_t rows = 0;                  // use at most so many rows, spread over the set; 0: all
-  std::string tool;                  // "espalier 0.1.0", for the records
+  std::string checkpoint;      // folder of the official checkpoint
+  std::string engram_dir;      // another folder with the Engram shards; empty: none
+  std::filesystem::path data;  // calibration set
+  std::filesystem::path out;   // must not exist
+  int64_t rows = 0;            // use at most so many rows, spread over the set; 0: all
+  std::string tool;            // "espalier 0.1.0", for the records
   QuantizeOptions quantize;
 };
 
 struct MakePackReport {
-  double bpw = 0;              // card definition
-  uint64_t bytes = 0;          // of the whole folder
+  double bpw = 0;      // card definition
+  uint64_t bytes = 0;  // of the whole folder
   int64_t matrices = 0;
   QuantizeReport details;
 };
 
-// Errors: failed_precondition (output exists, output = checkpoint, output inside it), not_found, data_loss (broken checkpoint or
-// data set), invalid_argument (options), resource_exhausted (disk), cancelled; internal when the finished pack does not
-// reproduce the stream's logits bit for bit.
+// Errors: failed_precondition (output exists, output = checkpoint, output inside it), not_found, data_loss (broken
+// checkpoint or data set), invalid_argument (options), resource_exhausted (disk), cancelled; internal when the finished
+// pack does not reproduce the stream's logits bit for bit.
 Result<MakePackReport> make_pack(const MakePackOptions& options, Progress& progress, ThreadPool& pool);
 
 }  // namespace espalier

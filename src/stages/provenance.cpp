@@ -23,7 +23,8 @@ Result<std::vector<std::string>> model_files(const fs::path& dir) {
   fs::directory_iterator it(dir, ec);
   for (; !ec && it != fs::directory_iterator(); it.increment(ec)) {
     const std::string name = it->path().filename().string();
-    const bool wanted = is_shard(name) || name == "config.json" || name == "model.safetensors.index.json" || name == "tokenizer.json";
+    const bool wanted =
+        is_shard(name) || name == "config.json" || name == "model.safetensors.index.json" || name == "tokenizer.json";
     std::error_code ignored;
     if (wanted && it->is_regular_file(ignored)) names.push_back(name);
   }

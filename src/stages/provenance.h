@@ -1,6 +1,7 @@
 // What identifies inputs in results: hashes of files, and an identity for a whole model folder.
 //
-// Nothing here names a host, a user or an absolute path, so records can be published. Source: quality specification section 7.
+// Nothing here names a host, a user or an absolute path, so records can be published. Source: quality specification
+// section 7.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +28,8 @@ Result<std::vector<FileRecord>> lock_files(const std::filesystem::path& dir, Pro
 // {"schema": "espalier-source-lock-1", "files": [...]}
 std::string source_lock_json(const std::vector<FileRecord>& files);
 
-// Identity of a model folder from headers only: sha256 over name, size and header bytes of every *.safetensors file and over
-// config.json. Changes with any requantization (digests of shapes, names, sizes), costs milliseconds.
+// Identity of a model folder from headers only: sha256 over name, size and header bytes of every *.safetensors file and
+// over config.json. Changes with any requantization (digests of shapes, names, sizes), costs milliseconds.
 Result<std::string> model_identity(const std::filesystem::path& dir);
 
 }  // namespace espalier

@@ -45,8 +45,8 @@ Status check_panel(const Model& model, const Dataset& panel) {
   return check_dataset_fits(panel, model.config().vocab, model.config().max_positions, "panel");
 }
 
-Result<EvalResult> evaluate(const Model& reference, const Model* candidate, const Dataset& panel, const EvalOptions& options,
-                            Progress& progress, ThreadPool& pool) {
+Result<EvalResult> evaluate(const Model& reference, const Model* candidate, const Dataset& panel,
+                            const EvalOptions& options, Progress& progress, ThreadPool& pool) {
   RETURN_IF_ERROR(check_panel(reference, panel));
   EvalResult out;
   out.has_candidate = candidate != nullptr;
@@ -138,18 +138,19 @@ Result<EvalResult> evaluate(const Model& reference, const Model* candidate, cons
 
 }  // namespace
 
-Result<EvalResult> evaluate_kl(const Model& reference, const Model& candidate, const Dataset& panel, const EvalOptions& options,
-                               Progress& progress, ThreadPool& pool) {
+Result<EvalResult> evaluate_kl(const Model& reference, const Model& candidate, const Dataset& panel,
+                               const EvalOptions& options, Progress& progress, ThreadPool& pool) {
   if (reference.config().vocab != candidate.config().vocab) {
-    return failed_precondition("reference and candidate have different vocabularies: " + std::to_string(reference.config().vocab) +
-                               " and " + std::to_string(candidate.config().vocab));
+    return failed_precondition(
+        "reference and candidate have different vocabularies: " + std::to_string(reference.config().vocab) + " and " +
+        std::to_string(candidate.config().vocab));
   }
   RETURN_IF_ERROR(check_panel(candidate, panel));
   return evaluate(reference, &candidate, panel, options, progress, pool);
 }
 
-Result<EvalResult> evaluate_ppl(const Model& model, const Dataset& panel, const EvalOptions& options, Progress& progress,
-                                ThreadPool& pool) {
+Result<EvalResult> evaluate_ppl(const Model& model, const Dataset& panel, const EvalOptions& options,
+                                Progress& progress, ThreadPool& pool) {
   return evaluate(model, nullptr, panel, options, progress, pool);
 }
 

@@ -31,8 +31,14 @@ Json kl_percentiles(const Sidecar& sidecar) {
   std::sort(kl.begin(), kl.end());
   Json out;
   out["min"] = kl.front();
-  for (const auto& [name, fraction] : {std::pair<const char*, double>{"p01", 0.01}, {"p05", 0.05}, {"p10", 0.10}, {"p50", 0.50},
-                                       {"p90", 0.90}, {"p95", 0.95}, {"p99", 0.99}, {"p999", 0.999}}) {
+  for (const auto& [name, fraction] : {std::pair<const char*, double>{"p01", 0.01},
+                                       {"p05", 0.05},
+                                       {"p10", 0.10},
+                                       {"p50", 0.50},
+                                       {"p90", 0.90},
+                                       {"p95", 0.95},
+                                       {"p99", 0.99},
+                                       {"p999", 0.999}}) {
     out[name] = percentile(kl, fraction);
   }
   out["max"] = kl.back();
@@ -117,15 +123,20 @@ std::string eval_report(const EvalResult& result, const EvalProvenance& provenan
   char line[160];
   const auto add = [&](const std::string& name, const ScoreSums& s) {
     if (pair) {
-      std::snprintf(line, sizeof line, "%-14s %9lld %10.5f %8.2f%% %10.4f %10.4f\n", name.c_str(), static_cast<long long>(s.positions),
-                    s.kl_mean(), 100 * s.top1(), s.ppl_candidate(), s.ppl_reference());
+      std::snprintf(line, sizeof line, "%-14s %9lld %10.5f %8.2f%% %10.4f %10.4f\n", name.c_str(),
+                    static_cast<long long>(s.positions), s.kl_mean(), 100 * s.top1(), s.ppl_candidate(),
+                    s.ppl_reference());
     } else {
-      std::snprintf(line, sizeof line, "%-14s %9lld %10.4f\n", name.c_str(), static_cast<long long>(s.positions), s.ppl_reference());
+      std::snprintf(line, sizeof line, "%-14s %9lld %10.4f\n", name.c_str(), static_cast<long long>(s.positions),
+                    s.ppl_reference());
     }
     out += line;
   };
-  if (pair) std::snprintf(line, sizeof line, "%-14s %9s %10s %9s %10s %10s\n", "domain", "positions", "KL", "top-1", "ppl", "native ppl");
-  else std::snprintf(line, sizeof line, "%-14s %9s %10s\n", "domain", "positions", "ppl");
+  if (pair)
+    std::snprintf(line, sizeof line, "%-14s %9s %10s %9s %10s %10s\n", "domain", "positions", "KL", "top-1", "ppl",
+                  "native ppl");
+  else
+    std::snprintf(line, sizeof line, "%-14s %9s %10s\n", "domain", "positions", "ppl");
   out += line;
   for (const DomainScore& d : result.domains) add(d.name, d.sums);
   add("all", result.total);
@@ -133,8 +144,8 @@ std::string eval_report(const EvalResult& result, const EvalProvenance& provenan
     std::snprintf(line, sizeof line, "mean of the domains' KL: %.5f\n", result.kl_domain_mean);
     out += line;
   }
-  out += "KL in nats, native || candidate; numerics " + std::string(numerics_name(provenance.options.numerics)) + "; panel sha256 " +
-         provenance.panel_sha256.substr(0, 12) + "\n";
+  out += "KL in nats, native || candidate; numerics " + std::string(numerics_name(provenance.options.numerics)) +
+         "; panel sha256 " + provenance.panel_sha256.substr(0, 12) + "\n";
   return out;
 }
 

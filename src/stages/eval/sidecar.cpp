@@ -20,8 +20,9 @@ Status take(const SafetensorsFile& file, const char* name, bool required, std::v
   const std::string where = "sidecar '" + file.path().string() + "': ";
   if (entry == nullptr) return required ? data_loss(where + "array '" + name + "' is missing") : ok_status();
   if (entry->dtype != DTypeOf<T>::value || entry->shape.size() != 1) {
-    return data_loss(where + "array '" + name + "': expected " + std::string(dtype_name(DTypeOf<T>::value)) + " of one dimension, found " +
-                     std::string(dtype_name(entry->dtype)) + " " + shape_text(entry->shape));
+    return data_loss(where + "array '" + name + "': expected " + std::string(dtype_name(DTypeOf<T>::value)) +
+                     " of one dimension, found " + std::string(dtype_name(entry->dtype)) + " " +
+                     shape_text(entry->shape));
   }
   out.resize(static_cast<size_t>(entry->shape[0]));
   std::memcpy(out.data(), file.view(*entry).data, out.size() * sizeof(T));
@@ -77,7 +78,8 @@ Result<Sidecar> read_sidecar(const std::filesystem::path& path) {
   }
   for (int32_t d : out.domain) {
     if (d < 0 || static_cast<size_t>(d) >= out.domains.size()) {
-      return data_loss(where + "domain index " + std::to_string(d) + " is outside the " + std::to_string(out.domains.size()) + " domains");
+      return data_loss(where + "domain index " + std::to_string(d) + " is outside the " +
+                       std::to_string(out.domains.size()) + " domains");
     }
   }
   return out;

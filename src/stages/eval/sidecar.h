@@ -1,7 +1,7 @@
 // The per-position record of an evaluation, so that later comparisons need no forward pass.
 //
-// One safetensors file of equally long arrays in panel order (docs/formats/sidecar.md). Its metadata names the panel, the models
-// and the options; two sidecars compare position by position only when panel and scoring rule are equal.
+// One safetensors file of equally long arrays in panel order (docs/formats/sidecar.md). Its metadata names the panel,
+// the models and the options; two sidecars compare position by position only when panel and scoring rule are equal.
 #pragma once
 
 #include <cstdint>

@@ -86,8 +86,12 @@ void ScoreSums::add(const ScoreSums& other) {
   nll_candidate += other.nll_candidate;
 }
 
-double ScoreSums::ppl_reference() const { return std::exp(nll_reference / static_cast<double>(positions)); }
-double ScoreSums::ppl_candidate() const { return std::exp(nll_candidate / static_cast<double>(positions)); }
+double ScoreSums::ppl_reference() const {
+  return std::exp(nll_reference / static_cast<double>(positions));
+}
+double ScoreSums::ppl_candidate() const {
+  return std::exp(nll_candidate / static_cast<double>(positions));
+}
 
 int confidence_bucket(double confidence) {
   int bucket = 0;

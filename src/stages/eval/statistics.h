@@ -1,7 +1,7 @@
 // Per-position comparison of two models' logits, and the summaries that a result reports.
 //
-// KL_t = sum_v p_t(v) (log p_t(v) - log q_t(v)), p = reference, q = candidate, natural log, temperature 1. All sums in fp64 in
-// index order, so equal logits give exactly 0. Source: quality specification 4.1, 4.2. Threads: pure.
+// KL_t = sum_v p_t(v) (log p_t(v) - log q_t(v)), p = reference, q = candidate, natural log, temperature 1. All sums in
+// fp64 in index order, so equal logits give exactly 0. Source: quality specification 4.1, 4.2. Threads: pure.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,8 @@ int32_t argmax(std::span<const float> logits);
 // kept: distinct ids < vocab. The rest probabilities are clamped at 1e-12.
 double top_k_kl(std::span<const float> reference, std::span<const float> candidate, std::span<const int32_t> kept);
 
-// Linear interpolation at fraction * (n - 1) of the sorted values; fraction in [0, 1]; sorted must be ascending, not empty.
+// Linear interpolation at fraction * (n - 1) of the sorted values; fraction in [0, 1]; sorted must be ascending, not
+// empty.
 double percentile(std::span<const double> sorted, double fraction);
 
 // Sums over positions; add in a fixed order.

@@ -21,22 +21,38 @@ constexpr uint32_t kMcgMultiplier = 0xCBAC1FEDu;
 
 std::string torch_dtype(DType dtype) {
   switch (dtype) {
-    case DType::kBool: return "torch.bool";
-    case DType::kU8: return "torch.uint8";
-    case DType::kI8: return "torch.int8";
-    case DType::kI16: return "torch.int16";
-    case DType::kU16: return "torch.uint16";
-    case DType::kI32: return "torch.int32";
-    case DType::kU32: return "torch.uint32";
-    case DType::kI64: return "torch.int64";
-    case DType::kU64: return "torch.uint64";
-    case DType::kF8E4M3: return "torch.float8_e4m3fn";
-    case DType::kF8E5M2: return "torch.float8_e5m2";
-    case DType::kF8E8M0: return "torch.float8_e8m0fnu";
-    case DType::kF16: return "torch.float16";
-    case DType::kBF16: return "torch.bfloat16";
-    case DType::kF32: return "torch.float32";
-    case DType::kF64: return "torch.float64";
+    case DType::kBool:
+      return "torch.bool";
+    case DType::kU8:
+      return "torch.uint8";
+    case DType::kI8:
+      return "torch.int8";
+    case DType::kI16:
+      return "torch.int16";
+    case DType::kU16:
+      return "torch.uint16";
+    case DType::kI32:
+      return "torch.int32";
+    case DType::kU32:
+      return "torch.uint32";
+    case DType::kI64:
+      return "torch.int64";
+    case DType::kU64:
+      return "torch.uint64";
+    case DType::kF8E4M3:
+      return "torch.float8_e4m3fn";
+    case DType::kF8E5M2:
+      return "torch.float8_e5m2";
+    case DType::kF8E8M0:
+      return "torch.float8_e8m0fnu";
+    case DType::kF16:
+      return "torch.float16";
+    case DType::kBF16:
+      return "torch.bfloat16";
+    case DType::kF32:
+      return "torch.float32";
+    case DType::kF64:
+      return "torch.float64";
   }
   return "torch.unknown";
 }
@@ -51,8 +67,8 @@ std::string module_of(const std::string& name) {
   return dot == std::string::npos ? name : name.substr(0, dot);
 }
 
-// Regular files (links to files included) of a folder as sorted relative names. Links to folders are not entered, so a loop of
-// links cannot hold us here.
+// Regular files (links to files included) of a folder as sorted relative names. Links to folders are not entered, so a
+// loop of links cannot hold us here.
 Result<std::vector<std::string>> list_files(const fs::path& dir, bool recursive) {
   std::vector<std::string> names;
   std::error_code ec;
@@ -79,20 +95,23 @@ Result<std::vector<fs::path>> shards_of(const fs::path& dir) {
 
 // Width of a trellis in half-bit units.
 Result<int64_t> trellis_k2(const TensorEntry& entry, const fs::path& shard) {
-  const bool ok = entry.shape.size() == 3 && entry.dtype == DType::kI16 && entry.shape[2] > 0 && entry.shape[2] % 8 == 0 &&
-                  entry.shape[2] <= 128;
+  const bool ok = entry.shape.size() == 3 && entry.dtype == DType::kI16 && entry.shape[2] > 0 &&
+                  entry.shape[2] % 8 == 0 && entry.shape[2] <= 128;
   if (!ok) {
-    return data_loss("'" + shard.filename().string() + "' tensor '" + entry.name + "': expected I16 [in/16, out/16, 16 x bits], found " +
-                     std::string(dtype_name(entry.dtype)) + " " + shape_text(entry.shape));
+    return data_loss("'" + shard.filename().string() + "' tensor '" + entry.name +
+                     "': expected I16 [in/16, out/16, 16 x bits], found " + std::string(dtype_name(entry.dtype)) + " " +
+                     shape_text(entry.shape));
   }
   return entry.shape[2] / 8;
 }
 
 // Files of a checkpoint's top folder that belong to every pack of it.
 bool is_side_file(const std::string& name) {
-  static constexpr const char* kPrefixes[] = {"tokenizer", "special_tokens", "added_tokens", "vocab", "merges", "chat_template",
-                                              "generation_config", "preprocessor_config", "processor_config",
-                                              "LICENSE", "LICENCE", "NOTICE", "COPYING"};
+  static constexpr const char* kPrefixes[] = {
+      "tokenizer",        "special_tokens", "added_tokens",      "vocab",
+      "merges",           "chat_template",  "generation_config", "preprocessor_config",
+      "processor_config", "LICENSE",        "LICENCE",           "NOTICE",
+      "COPYING"};
   if (ends_with(name, ".safetensors") || ends_with(name, ".index.json")) return false;
   if (ends_with(name, ".jinja")) return true;
   return std::any_of(std::begin(kPrefixes), std::end(kPrefixes), [&](const char* p) { return name.rfind(p, 0) == 0; });
@@ -116,7 +135,8 @@ Json description(const Json& source_config, const PackFacts& facts) {
   q["calibration"] = {{"rows", facts.calibration_rows}, {"cols", facts.calibration_cols}};
   q["out_scales"] = "always";
   q["codebook"] = facts.codebook;
-  if (const auto it = source_config.find("quantization_config"); it != source_config.end()) q["original_quantization_config"] = *it;
+  if (const auto it = source_config.find("quantization_config"); it != source_config.end())
+    q["original_quantization_config"] = *it;
   return q;
 }
 
@@ -158,12 +178,15 @@ Status write_pack_description(const fs::path& dir, const fs::path& source_dir, c
       }
       total += entry.size_bytes();
       Json& module = storage[module_of(entry.name)];
-      module["stored_tensors"][entry.name] = {{"shape", entry.shape}, {"n_bytes", entry.size_bytes()}, {"dtype", torch_dtype(entry.dtype)}};
+      module["stored_tensors"][entry.name] = {
+          {"shape", entry.shape}, {"n_bytes", entry.size_bytes()}, {"dtype", torch_dtype(entry.dtype)}};
       if (ends_with(entry.name, ".trellis")) {
         ASSIGN_OR_RETURN(const int64_t k2, trellis_k2(entry, shard));
         module["quant_format"] = "exl3";
-        if (k2 % 2 == 0) module["bits_per_weight"] = k2 / 2;
-        else module["bits_per_weight"] = static_cast<double>(k2) / 2;
+        if (k2 % 2 == 0)
+          module["bits_per_weight"] = k2 / 2;
+        else
+          module["bits_per_weight"] = static_cast<double>(k2) / 2;
       }
       if (ends_with(entry.name, ".mul1")) module["mul1_multiplier"] = kMul1Multiplier;
       if (ends_with(entry.name, ".mcg")) module["mcg_multiplier"] = kMcgMultiplier;
@@ -172,7 +195,8 @@ Status write_pack_description(const fs::path& dir, const fs::path& source_dir, c
   Json index;
   index["metadata"] = {{"total_size", total}};
   index["weight_map"] = Json::object();
-  for (const auto& [name, file] : weight_map) index["weight_map"].get_ref<Json::object_t&>().Container::emplace_back(name, file);
+  for (const auto& [name, file] : weight_map)
+    index["weight_map"].get_ref<Json::object_t&>().Container::emplace_back(name, file);
   RETURN_IF_ERROR(write_text_file(dir / "model.safetensors.index.json", dump_json(index, 1) + "\n"));
 
   ASSIGN_OR_RETURN(Json config, read_json_file(source_dir / "config.json"));

@@ -21,22 +21,35 @@ std::string input_name(const MatrixSpec& spec, bool is_drafter) {
   switch (spec.kind) {
     case MatrixKind::kWqA:
     case MatrixKind::kCompressorWkv:
-    case MatrixKind::kCompressorWgate: return "attention input";
-    case MatrixKind::kWkv: return is_drafter ? "attention input and taps" : "attention input";
+    case MatrixKind::kCompressorWgate:
+      return "attention input";
+    case MatrixKind::kWkv:
+      return is_drafter ? "attention input and taps" : "attention input";
     case MatrixKind::kWqB:
-    case MatrixKind::kIndexerWqB: return "query latent";
-    case MatrixKind::kWoA: return "heads of group " + std::to_string(spec.group);
-    case MatrixKind::kWoB: return "output latent";
-    case MatrixKind::kIndexerWk: return "compressed latent";
+    case MatrixKind::kIndexerWqB:
+      return "query latent";
+    case MatrixKind::kWoA:
+      return "heads of group " + std::to_string(spec.group);
+    case MatrixKind::kWoB:
+      return "output latent";
+    case MatrixKind::kIndexerWk:
+      return "compressed latent";
     case MatrixKind::kExpertW1:
-    case MatrixKind::kExpertW3: return "routed input of expert " + std::to_string(spec.expert);
-    case MatrixKind::kExpertW2: return "hidden of expert " + std::to_string(spec.expert);
+    case MatrixKind::kExpertW3:
+      return "routed input of expert " + std::to_string(spec.expert);
+    case MatrixKind::kExpertW2:
+      return "hidden of expert " + std::to_string(spec.expert);
     case MatrixKind::kSharedW1:
-    case MatrixKind::kSharedW3: return "ffn input";
-    case MatrixKind::kSharedW2: return "shared hidden";
-    case MatrixKind::kEngramWkv: return "engram rows";
-    case MatrixKind::kHead: return "final hidden";
-    case MatrixKind::kMainProj: return "taps";
+    case MatrixKind::kSharedW3:
+      return "ffn input";
+    case MatrixKind::kSharedW2:
+      return "shared hidden";
+    case MatrixKind::kEngramWkv:
+      return "engram rows";
+    case MatrixKind::kHead:
+      return "final hidden";
+    case MatrixKind::kMainProj:
+      return "taps";
   }
   return "";
 }
@@ -66,12 +79,13 @@ void BlockCapture::linear_input(std::string_view stem, const float* x, int64_t n
   const auto leader = leaders_.find(stem);
   if (leader == leaders_.end()) return;
   Input& input = inputs_.at(leader->second);
-  CHECK(input.accumulator != nullptr && input.hessian.k == in) << "input of " << std::string(stem) << " after finish or of another width";
+  CHECK(input.accumulator != nullptr && input.hessian.k == in)
+      << "input of " << std::string(stem) << " after finish or of another width";
   input.accumulator->add(pool_, x, n_rows);
 }
 
-void BlockCapture::moe_input(std::string_view block_prefix, const float* x, int64_t n_rows, int64_t d_model, const int32_t* ids,
-                             const float* weights, int64_t n_active) {
+void BlockCapture::moe_input(std::string_view block_prefix, const float* x, int64_t n_rows, int64_t d_model,
+                             const int32_t* ids, const float* weights, int64_t n_active) {
   (void)block_prefix;
   moe_.d_model = d_model;
   moe_.n_active = n_active;

@@ -1,9 +1,10 @@
-// Collects what a block's matrices see while calibration rows run through it: one Hessian per distinct input, and the FFN input
-// with its routing table, from which every expert's own Hessian is made later.
+// Collects what a block's matrices see while calibration rows run through it: one Hessian per distinct input, and the
+// FFN input with its routing table, from which every expert's own Hessian is made later.
 //
-// Matrices that share an input (wq_a, wkv and the compressor; wq_b and indexer.wq_b; w1 and w3) share a Hessian, fed by the
-// first of them only. Routed experts never share: their Hessians come from the routing table, expert by expert (a shared one
-// would hold the tokens of whichever expert ran first). Source: model specification 14, quality specification 1.3, 1.4.
+// Matrices that share an input (wq_a, wkv and the compressor; wq_b and indexer.wq_b; w1 and w3) share a Hessian, fed by
+// the first of them only. Routed experts never share: their Hessians come from the routing table, expert by expert (a
+// shared one would hold the tokens of whichever expert ran first). Source: model specification 14, quality
+// specification 1.3, 1.4.
 #pragma once
 
 #include <cstdint>
@@ -26,9 +27,9 @@ namespace espalier {
 struct MoeInputs {
   int64_t d_model = 0;
   int64_t n_active = 0;
-  std::vector<float> x;         // [n_tokens, d_model]
-  std::vector<int32_t> ids;     // [n_tokens, n_active]
-  std::vector<float> weights;   // [n_tokens, n_active], routed scale included
+  std::vector<float> x;        // [n_tokens, d_model]
+  std::vector<int32_t> ids;    // [n_tokens, n_active]
+  std::vector<float> weights;  // [n_tokens, n_active], routed scale included
 
   int64_t n_tokens() const { return d_model == 0 ? 0 : static_cast<int64_t>(x.size()) / d_model; }
 };
@@ -41,8 +42,8 @@ struct ExpertTokens {
 // One entry per expert.
 std::vector<ExpertTokens> tokens_by_expert(const MoeInputs& inputs, int64_t n_experts);
 
-// Name of the input that a matrix of this kind reads; equal names within a block share a Hessian. `is_drafter`: a stage's wkv also
-// sees the backbone's taps, so it has an input of its own.
+// Name of the input that a matrix of this kind reads; equal names within a block share a Hessian. `is_drafter`: a
+// stage's wkv also sees the backbone's taps, so it has an input of its own.
 std::string input_name(const MatrixSpec& spec, bool is_drafter);
 
 class BlockCapture : public LayerObserver {
@@ -68,8 +69,8 @@ class BlockCapture : public LayerObserver {
   };
   bool is_drafter_;
   ThreadPool& pool_;
-  std::map<std::string, Input> inputs_;                        // by input_name
-  std::map<std::string, std::string, std::less<>> leaders_;    // stem of the first matrix of an input -> input_name
+  std::map<std::string, Input> inputs_;                      // by input_name
+  std::map<std::string, std::string, std::less<>> leaders_;  // stem of the first matrix of an input -> input_name
   MoeInputs moe_;
 };
 

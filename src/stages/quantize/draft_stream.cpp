@@ -9,8 +9,9 @@ std::vector<int64_t> DraftCalibration::draft_positions(int64_t n, int64_t stride
   return out;
 }
 
-DraftCalibration DraftCalibration::begin(const CallContext& context, const GlobalWeights& globals, const DrafterGlobals& drafter,
-                                         const CalibrationStream& backbone, int64_t stride) {
+DraftCalibration DraftCalibration::begin(const CallContext& context, const GlobalWeights& globals,
+                                         const DrafterGlobals& drafter, const CalibrationStream& backbone,
+                                         int64_t stride) {
   DraftCalibration out;
   const int64_t d = context.config.d_model;
   for (const CalibrationRow& source : backbone.rows()) {
@@ -29,8 +30,9 @@ DraftCalibration DraftCalibration::begin(const CallContext& context, const Globa
   return out;
 }
 
-Status DraftCalibration::observe_taps(const CallContext& context, const DrafterGlobals& drafter, const CalibrationStream& backbone,
-                                      LayerObserver* observer, Progress& progress, double units) {
+Status DraftCalibration::observe_taps(const CallContext& context, const DrafterGlobals& drafter,
+                                      const CalibrationStream& backbone, LayerObserver* observer, Progress& progress,
+                                      double units) {
   CallContext observed = context;
   observed.observer = observer;
   std::vector<float> main_x;
@@ -43,8 +45,8 @@ Status DraftCalibration::observe_taps(const CallContext& context, const DrafterG
   return ok_status();
 }
 
-Status DraftCalibration::run_stage(const CallContext& context, const BlockWeights& weights, int stage, bool keep, Progress& progress,
-                                   double units) {
+Status DraftCalibration::run_stage(const CallContext& context, const BlockWeights& weights, int stage, bool keep,
+                                   Progress& progress, double units) {
   const int64_t d = context.config.d_model;
   for (Row& row : rows_) {
     if (progress.is_cancelled()) return cancelled("stopped in drafter stage " + std::to_string(stage));
@@ -52,7 +54,8 @@ Status DraftCalibration::run_stage(const CallContext& context, const BlockWeight
     WindowRing& ring = state.rings.at(static_cast<size_t>(stage));
     int64_t seeded = 0;
     for (size_t i = 0; i < row.drafts.size(); ++i) {
-      // The context up to and including position p, then the draft after it. A ring keeps a window: a stretch is never longer.
+      // The context up to and including position p, then the draft after it. A ring keeps a window: a stretch is never
+      // longer.
       const int64_t end = row.positions[i] + 1;
       while (seeded < end) {
         const int64_t n = std::min<int64_t>(end - seeded, ring.n_slots);
@@ -71,15 +74,15 @@ Status DraftCalibration::run_stage(const CallContext& context, const BlockWeight
   return ok_status();
 }
 
-Status DraftCalibration::observe_stage(const CallContext& context, const BlockWeights& weights, int stage, LayerObserver* observer,
-                                       Progress& progress, double units) {
+Status DraftCalibration::observe_stage(const CallContext& context, const BlockWeights& weights, int stage,
+                                       LayerObserver* observer, Progress& progress, double units) {
   CallContext observed = context;
   observed.observer = observer;
   return run_stage(observed, weights, stage, false, progress, units);
 }
 
-Status DraftCalibration::advance_stage(const CallContext& context, const BlockWeights& weights, int stage, Progress& progress,
-                                       double units) {
+Status DraftCalibration::advance_stage(const CallContext& context, const BlockWeights& weights, int stage,
+                                       Progress& progress, double units) {
   CallContext silent = context;
   silent.observer = nullptr;
   return run_stage(silent, weights, stage, true, progress, units);

@@ -19,7 +19,9 @@ std::span<const uint8_t> bytes_of(const std::vector<uint16_t>& words) {
   return {reinterpret_cast<const uint8_t*>(words.data()), words.size() * sizeof(uint16_t)};
 }
 
-bool is_routed(const MatrixSpec& spec) { return spec.expert >= 0; }
+bool is_routed(const MatrixSpec& spec) {
+  return spec.expert >= 0;
+}
 
 }  // namespace
 
@@ -27,24 +29,41 @@ Linear* find_linear(BlockWeights& weights, const MatrixSpec& spec) {
   AttentionWeights& attn = weights.attn;
   ExpertWeights* expert = spec.expert >= 0 ? &weights.moe.experts.at(static_cast<size_t>(spec.expert)) : nullptr;
   switch (spec.kind) {
-    case MatrixKind::kWqA: return &attn.wq_a;
-    case MatrixKind::kWqB: return &attn.wq_b;
-    case MatrixKind::kWkv: return &attn.wkv;
-    case MatrixKind::kWoA: return &attn.wo_a.at(static_cast<size_t>(spec.group));
-    case MatrixKind::kWoB: return &attn.wo_b;
-    case MatrixKind::kCompressorWkv: return &attn.compressor.value().wkv;
-    case MatrixKind::kCompressorWgate: return &attn.compressor.value().wgate;
-    case MatrixKind::kIndexerWqB: return &attn.indexer.value().wq_b;
-    case MatrixKind::kIndexerWk: return &attn.indexer.value().wk;
-    case MatrixKind::kExpertW1: return &expert->w1;
-    case MatrixKind::kExpertW3: return &expert->w3;
-    case MatrixKind::kExpertW2: return &expert->w2;
-    case MatrixKind::kSharedW1: return &weights.moe.shared.w1;
-    case MatrixKind::kSharedW3: return &weights.moe.shared.w3;
-    case MatrixKind::kSharedW2: return &weights.moe.shared.w2;
-    case MatrixKind::kEngramWkv: return &weights.engram.value().wkv;
+    case MatrixKind::kWqA:
+      return &attn.wq_a;
+    case MatrixKind::kWqB:
+      return &attn.wq_b;
+    case MatrixKind::kWkv:
+      return &attn.wkv;
+    case MatrixKind::kWoA:
+      return &attn.wo_a.at(static_cast<size_t>(spec.group));
+    case MatrixKind::kWoB:
+      return &attn.wo_b;
+    case MatrixKind::kCompressorWkv:
+      return &attn.compressor.value().wkv;
+    case MatrixKind::kCompressorWgate:
+      return &attn.compressor.value().wgate;
+    case MatrixKind::kIndexerWqB:
+      return &attn.indexer.value().wq_b;
+    case MatrixKind::kIndexerWk:
+      return &attn.indexer.value().wk;
+    case MatrixKind::kExpertW1:
+      return &expert->w1;
+    case MatrixKind::kExpertW3:
+      return &expert->w3;
+    case MatrixKind::kExpertW2:
+      return &expert->w2;
+    case MatrixKind::kSharedW1:
+      return &weights.moe.shared.w1;
+    case MatrixKind::kSharedW3:
+      return &weights.moe.shared.w3;
+    case MatrixKind::kSharedW2:
+      return &weights.moe.shared.w2;
+    case MatrixKind::kEngramWkv:
+      return &weights.engram.value().wkv;
     case MatrixKind::kHead:
-    case MatrixKind::kMainProj: return nullptr;
+    case MatrixKind::kMainProj:
+      return nullptr;
   }
   return nullptr;
 }
@@ -66,7 +85,8 @@ std::vector<int32_t> sample_tokens(int64_t n, int64_t count, uint64_t seed, cons
   for (int64_t i = 0; i < count; ++i) {
     const int64_t begin = i * n / count;
     const int64_t end = (i + 1) * n / count;
-    out.push_back(static_cast<int32_t>(begin + static_cast<int64_t>(rng.uniform(static_cast<uint64_t>(i)) * static_cast<double>(end - begin))));
+    out.push_back(static_cast<int32_t>(
+        begin + static_cast<int64_t>(rng.uniform(static_cast<uint64_t>(i)) * static_cast<double>(end - begin))));
   }
   return out;
 }
@@ -74,12 +94,13 @@ std::vector<int32_t> sample_tokens(int64_t n, int64_t count, uint64_t seed, cons
 void add_rows(ThreadPool& pool, const MoeInputs& inputs, const std::vector<int32_t>& tokens, const float* scale,
               HessianAccumulator* accumulator) {
   for (size_t i = 0; i < tokens.size(); ++i) {
-    accumulator->add(pool, inputs.x.data() + static_cast<int64_t>(tokens[i]) * inputs.d_model, 1, scale == nullptr ? nullptr : scale + i);
+    accumulator->add(pool, inputs.x.data() + static_cast<int64_t>(tokens[i]) * inputs.d_model, 1,
+                     scale == nullptr ? nullptr : scale + i);
   }
 }
 
-Status encode_matrix(const EncodeSettings& settings, const MatrixSpec& spec, int k2, const double* hessian, ThreadPool& pool,
-                     Linear* linear, MatrixRecord* record) {
+Status encode_matrix(const EncodeSettings& settings, const MatrixSpec& spec, int k2, const double* hessian,
+                     ThreadPool& pool, Linear* linear, MatrixRecord* record) {
   std::vector<float> weight(static_cast<size_t>(spec.in * spec.out));
   linear->weight_kn(pool, weight.data());
   codec::QuantizeOptions options;
@@ -88,7 +109,8 @@ Status encode_matrix(const EncodeSettings& settings, const MatrixSpec& spec, int
   options.seed = settings.seed;
   options.name = spec.stem;
   options.damping = settings.damping;
-  ASSIGN_OR_RETURN(codec::QuantizedMatrix q, codec::quantize_matrix(weight.data(), spec.in, spec.out, hessian, options, pool));
+  ASSIGN_OR_RETURN(codec::QuantizedMatrix q,
+                   codec::quantize_matrix(weight.data(), spec.in, spec.out, hessian, options, pool));
   record->stem = spec.stem;
   record->in = spec.in;
   record->out = spec.out;
@@ -126,7 +148,8 @@ namespace {
 Status check_dropped(const Hessian& hessian, const std::string& stem) {
   if (hessian.dropped * 10 <= hessian.rows + hessian.dropped) return ok_status();
   return data_loss("calibration of '" + stem + "': " + std::to_string(hessian.dropped) + " of " +
-                   std::to_string(hessian.rows + hessian.dropped) + " input rows are not finite; is the checkpoint damaged?");
+                   std::to_string(hessian.rows + hessian.dropped) +
+                   " input rows are not finite; is the checkpoint damaged?");
 }
 
 // Everything that the experts of a block share.
@@ -140,7 +163,8 @@ struct ExpertsJob {
   std::vector<int32_t> sample;  // tokens for w2's prior
 };
 
-// Spec indices of one expert; -1: not in the job. Its three matrices have the same two dimensions, so all or none are quantizable.
+// Spec indices of one expert; -1: not in the job. Its three matrices have the same two dimensions, so all or none are
+// quantizable.
 struct ExpertSpecs {
   int w1 = -1, w3 = -1, w2 = -1;
 };
@@ -160,7 +184,8 @@ Hessian hidden_hessian(const ExpertsJob& experts, const ExpertWeights& expert, c
     x.resize(static_cast<size_t>(rows * d));
     z.resize(static_cast<size_t>(rows * d_ff));
     for (int64_t r = 0; r < rows; ++r) {
-      std::copy_n(experts.inputs.x.data() + static_cast<int64_t>(tokens[static_cast<size_t>(begin + r)]) * d, d, x.data() + r * d);
+      std::copy_n(experts.inputs.x.data() + static_cast<int64_t>(tokens[static_cast<size_t>(begin + r)]) * d, d,
+                  x.data() + r * d);
     }
     expert_hidden(context, expert, x.data(), rows, nullptr, z.data());
     accumulator.add(pool, z.data(), rows, scale == nullptr ? nullptr : scale + begin);
@@ -168,7 +193,8 @@ Hessian hidden_hessian(const ExpertsJob& experts, const ExpertWeights& expert, c
   return accumulator.finish(pool);
 }
 
-Status encode_expert(const ExpertsJob& experts, const ExpertSpecs& at, int e, ExpertWeights& expert, std::vector<MatrixRecord>& records) {
+Status encode_expert(const ExpertsJob& experts, const ExpertSpecs& at, int e, ExpertWeights& expert,
+                     std::vector<MatrixRecord>& records) {
   const BlockJob& job = experts.job;
   ThreadPool& pool = job.context.pool;
   const ExpertTokens& routed = experts.routed[static_cast<size_t>(e)];
@@ -211,8 +237,8 @@ Status encode_expert(const ExpertsJob& experts, const ExpertSpecs& at, int e, Ex
   return encode(at.w2, blended_hidden.values.data(), &expert.w2);
 }
 
-Status encode_experts(const BlockJob& job, const BlockCapture& capture, BlockWeights& weights, std::vector<MatrixRecord>& records,
-                      BlockCoverage* coverage, Progress& progress) {
+Status encode_experts(const BlockJob& job, const BlockCapture& capture, BlockWeights& weights,
+                      std::vector<MatrixRecord>& records, BlockCoverage* coverage, Progress& progress) {
   std::vector<ExpertSpecs> specs(static_cast<size_t>(job.n_experts));
   bool any = false;
   int64_t size = 0;
@@ -220,7 +246,9 @@ Status encode_experts(const BlockJob& job, const BlockCapture& capture, BlockWei
     const MatrixSpec& spec = job.specs[i];
     if (!is_routed(spec) || !spec.is_quantizable) continue;
     ExpertSpecs& at = specs[static_cast<size_t>(spec.expert)];
-    (spec.kind == MatrixKind::kExpertW1 ? at.w1 : spec.kind == MatrixKind::kExpertW3 ? at.w3 : at.w2) = static_cast<int>(i);
+    (spec.kind == MatrixKind::kExpertW1   ? at.w1
+     : spec.kind == MatrixKind::kExpertW3 ? at.w3
+                                          : at.w2) = static_cast<int>(i);
     any = true;
     size = spec.in * spec.out;
   }
@@ -236,9 +264,11 @@ Status encode_experts(const BlockJob& job, const BlockCapture& capture, BlockWei
   experts.n0_w2 = job.settings.prior_w2.value_or(static_cast<double>(job.context.config.d_ff) / 4);
   if (experts.n0_w13 > 0 && capture.ffn_input() != nullptr) experts.prior_w13 = make_prior(*capture.ffn_input());
   if (experts.n0_w2 > 0) {
-    experts.sample = sample_tokens(experts.inputs.n_tokens(), job.settings.prior_sample, job.settings.seed, job.prefix + "prior");
+    experts.sample =
+        sample_tokens(experts.inputs.n_tokens(), job.settings.prior_sample, job.settings.seed, job.prefix + "prior");
   }
-  // Small experts run side by side, one thread each; large ones one after another, each cut over all threads. Same bytes.
+  // Small experts run side by side, one thread each; large ones one after another, each cut over all threads. Same
+  // bytes.
   const auto n = static_cast<int64_t>(job.n_experts);
   std::vector<Status> outcome(static_cast<size_t>(n));
   const auto body = [&](int64_t begin, int64_t end) {
@@ -249,16 +279,18 @@ Status encode_experts(const BlockJob& job, const BlockCapture& capture, BlockWei
       progress.advance(3 * size, job.prefix + "ffn.experts." + std::to_string(e));
     }
   };
-  if (size <= kSmallMatrix) job.context.pool.parallel_for(n, 1, body);
-  else body(0, n);
+  if (size <= kSmallMatrix)
+    job.context.pool.parallel_for(n, 1, body);
+  else
+    body(0, n);
   for (Status& status : outcome) RETURN_IF_ERROR(std::move(status));
   return ok_status();
 }
 
 }  // namespace
 
-Status encode_block(const BlockJob& job, const BlockCapture& capture, BlockWeights& weights, std::vector<MatrixRecord>* records,
-                    BlockCoverage* coverage, Progress& progress) {
+Status encode_block(const BlockJob& job, const BlockCapture& capture, BlockWeights& weights,
+                    std::vector<MatrixRecord>* records, BlockCoverage* coverage, Progress& progress) {
   CHECK(job.specs.size() == job.k2.size()) << "one width per matrix";
   std::vector<MatrixRecord> made(job.specs.size());
   for (size_t i = 0; i < job.specs.size(); ++i) {
@@ -271,8 +303,8 @@ Status encode_block(const BlockJob& job, const BlockCapture& capture, BlockWeigh
       RETURN_IF_ERROR(check_dropped(*hessian, spec.stem));
       describe_hessian(*hessian, &made[i]);
     }
-    RETURN_IF_ERROR(encode_matrix(job.settings, spec, job.k2[i], hessian == nullptr ? nullptr : hessian->sum.data(), job.context.pool,
-                                  linear, &made[i]));
+    RETURN_IF_ERROR(encode_matrix(job.settings, spec, job.k2[i], hessian == nullptr ? nullptr : hessian->sum.data(),
+                                  job.context.pool, linear, &made[i]));
     progress.advance(spec.in * spec.out, spec.stem);
   }
   RETURN_IF_ERROR(encode_experts(job, capture, weights, made, coverage, progress));

@@ -1,7 +1,9 @@
-// Encodes the matrices of one block: dense ones from their captured inputs, routed experts one at a time from the routing table.
+// Encodes the matrices of one block: dense ones from their captured inputs, routed experts one at a time from the
+// routing table.
 //
-// Every native matrix is replaced by its EXL3 form in the block's weights as soon as it is encoded, so that the block can carry the
-// calibration rows on as the reader of the pack will. Bytes depend on weights, inputs, options, seed and names only.
+// Every native matrix is replaced by its EXL3 form in the block's weights as soon as it is encoded, so that the block
+// can carry the calibration rows on as the reader of the pack will. Bytes depend on weights, inputs, options, seed and
+// names only.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +28,7 @@ struct EncodeSettings {
   codec::Codebook codebook = codec::Codebook::kMul1;
   uint64_t seed = 0;
   double damping = 0.025;
-  double routing_exponent = 2;     // p: a routed token weighs g^p
+  double routing_exponent = 2;      // p: a routed token weighs g^p
   std::optional<double> prior_w13;  // n0 in tokens of w1 and w3; absent: d_model / 4
   std::optional<double> prior_w2;   // n0 of w2; absent: d_ff / 4
   int64_t prior_sample = 4096;      // tokens of the layer that every expert runs for w2's prior
@@ -38,26 +40,27 @@ struct MatrixRecord {
   std::string stem;
   int64_t in = 0;
   int64_t out = 0;
-  int k2 = 0;                   // width in half bits
-  int64_t tokens = 0;           // rows in the Hessian
-  int64_t dropped_tokens = 0;   // non-finite rows
+  int k2 = 0;                  // width in half bits
+  int64_t tokens = 0;          // rows in the Hessian
+  int64_t dropped_tokens = 0;  // non-finite rows
   double effective_tokens = 0;
   double weight_sum = 0;
-  double diagonal_mean = 0, diagonal_min = 0, diagonal_max = 0;  // of the Hessian used, per unit weight before the prior
+  double diagonal_mean = 0, diagonal_min = 0,
+         diagonal_max = 0;  // of the Hessian used, per unit weight before the prior
   double prior_fraction = 0;
-  std::string hessian;          // calibrated, none, empty
-  double damping = 0;           // as used in the end
-  double true_error = 0;        // tr(E^T H E) / tr(W^T H W)
+  std::string hessian;    // calibrated, none, empty
+  double damping = 0;     // as used in the end
+  double true_error = 0;  // tr(E^T H E) / tr(W^T H W)
   double relative_mse = 0;
-  std::string sha256;           // over trellis, suh and svh bytes
+  std::string sha256;  // over trellis, suh and svh bytes
 };
 
 // Routed tokens of one block.
 struct BlockCoverage {
-  std::string prefix;                    // "layers.3."
-  int64_t tokens = 0;                    // FFN inputs seen
-  std::vector<int64_t> expert_tokens;    // per expert
-  std::vector<int32_t> without_tokens;   // experts that no token reached
+  std::string prefix;                   // "layers.3."
+  int64_t tokens = 0;                   // FFN inputs seen
+  std::vector<int64_t> expert_tokens;   // per expert
+  std::vector<int32_t> without_tokens;  // experts that no token reached
 };
 
 // The block's Linear that a spec names; null for root matrices (head, main_proj).
@@ -66,7 +69,8 @@ Linear* find_linear(BlockWeights& weights, const MatrixSpec& spec);
 // g^(p/2): the factor that a routed row is multiplied with so that its Hessian weight is g^p.
 float routing_scale(float weight, double exponent);
 
-// `count` ascending token indices of [0, n), one per equal stretch, drawn from (seed, name); all of them when count >= n.
+// `count` ascending token indices of [0, n), one per equal stretch, drawn from (seed, name); all of them when count >=
+// n.
 std::vector<int32_t> sample_tokens(int64_t n, int64_t count, uint64_t seed, const std::string& name);
 
 // Adds the rows `tokens` of x, each scaled by `scale` (null: 1), to the accumulator, in the order given.
@@ -75,24 +79,24 @@ void add_rows(ThreadPool& pool, const MoeInputs& inputs, const std::vector<int32
 
 // Encodes one matrix and replaces *linear by it. hessian [in, in] or null. Fills record's error fields and digest.
 // Errors: those of codec::quantize_matrix.
-Status encode_matrix(const EncodeSettings& settings, const MatrixSpec& spec, int k2, const double* hessian, ThreadPool& pool,
-                     Linear* linear, MatrixRecord* record);
+Status encode_matrix(const EncodeSettings& settings, const MatrixSpec& spec, int k2, const double* hessian,
+                     ThreadPool& pool, Linear* linear, MatrixRecord* record);
 
 // Hessian facts of a record.
 void describe_hessian(const Hessian& hessian, MatrixRecord* record);
 
 struct BlockJob {
-  const CallContext& context;            // observer is ignored
+  const CallContext& context;  // observer is ignored
   const EncodeSettings& settings;
-  std::vector<MatrixSpec> specs;         // of the block, in order
-  std::vector<int> k2;                   // width per spec
-  std::string prefix;                    // "layers.3."
+  std::vector<MatrixSpec> specs;  // of the block, in order
+  std::vector<int> k2;            // width per spec
+  std::string prefix;             // "layers.3."
   int64_t n_experts = 0;
 };
 
-// Encodes every quantizable matrix of the block. `weights` comes in native and leaves quantized; records are appended in spec order.
-// Errors: data_loss when more than 10 % of an input's rows are not finite; cancelled.
-Status encode_block(const BlockJob& job, const BlockCapture& capture, BlockWeights& weights, std::vector<MatrixRecord>* records,
-                    BlockCoverage* coverage, Progress& progress);
+// Encodes every quantizable matrix of the block. `weights` comes in native and leaves quantized; records are appended
+// in spec order. Errors: data_loss when more than 10 % of an input's rows are not finite; cancelled.
+Status encode_block(const BlockJob& job, const BlockCapture& capture, BlockWeights& weights,
+                    std::vector<MatrixRecord>* records, BlockCoverage* coverage, Progress& progress);
 
 }  // namespace espalier

@@ -12,7 +12,8 @@ namespace espalier {
 namespace {
 
 constexpr int64_t kPanel = ops::kPanelWidth;
-constexpr int64_t kStride = HessianAccumulator::kChunkRows + 16;  // not a power of two: rows of a block in different cache sets
+constexpr int64_t kStride =
+    HessianAccumulator::kChunkRows + 16;  // not a power of two: rows of a block in different cache sets
 
 bool all_finite(const float* x, int64_t n) {
   // x - x is 0 for finite x and NaN otherwise; the sum keeps a NaN.
@@ -76,28 +77,29 @@ void HessianAccumulator::flush(ThreadPool& pool) {
     }
   });
   // Row block b needs columns up to its own diagonal: panels 0 .. b.
-  ops::for_rows(pool, n_blocks, static_cast<double>(filled_) * static_cast<double>(k) * 2, [&](int64_t begin, int64_t end) {
-    for (int64_t b = begin; b < end; ++b) {
-      ops::MatmulBlock block{};
-      block.x = transposed_.data();
-      block.ldx = kStride;
-      block.panels = panels_.data();
-      block.k = filled_;
-      block.n = padded_;
-      block.y = partial_.data();
-      block.ldy = padded_;
-      block.row_begin = b * kPanel;
-      block.row_end = std::min(k, (b + 1) * kPanel);
-      block.panel_begin = 0;
-      block.panel_end = b + 1;
-      ops::kernels().matmul(block);
-      for (int64_t i = block.row_begin; i < block.row_end; ++i) {
-        double* sum = hessian_.sum.data() + i * k;
-        const float* partial = partial_.data() + i * padded_;
-        for (int64_t j = 0; j <= i; ++j) sum[j] += static_cast<double>(partial[j]);
-      }
-    }
-  });
+  ops::for_rows(pool, n_blocks, static_cast<double>(filled_) * static_cast<double>(k) * 2,
+                [&](int64_t begin, int64_t end) {
+                  for (int64_t b = begin; b < end; ++b) {
+                    ops::MatmulBlock block{};
+                    block.x = transposed_.data();
+                    block.ldx = kStride;
+                    block.panels = panels_.data();
+                    block.k = filled_;
+                    block.n = padded_;
+                    block.y = partial_.data();
+                    block.ldy = padded_;
+                    block.row_begin = b * kPanel;
+                    block.row_end = std::min(k, (b + 1) * kPanel);
+                    block.panel_begin = 0;
+                    block.panel_end = b + 1;
+                    ops::kernels().matmul(block);
+                    for (int64_t i = block.row_begin; i < block.row_end; ++i) {
+                      double* sum = hessian_.sum.data() + i * k;
+                      const float* partial = partial_.data() + i * padded_;
+                      for (int64_t j = 0; j <= i; ++j) sum[j] += static_cast<double>(partial[j]);
+                    }
+                  }
+                });
   filled_ = 0;
 }
 
@@ -105,7 +107,8 @@ Hessian HessianAccumulator::finish(ThreadPool& pool) {
   flush(pool);
   const int64_t k = hessian_.k;
   for (int64_t i = 0; i < k; ++i) {
-    for (int64_t j = 0; j < i; ++j) hessian_.sum[static_cast<size_t>(j * k + i)] = hessian_.sum[static_cast<size_t>(i * k + j)];
+    for (int64_t j = 0; j < i; ++j)
+      hessian_.sum[static_cast<size_t>(j * k + i)] = hessian_.sum[static_cast<size_t>(i * k + j)];
   }
   Hessian out = std::move(hessian_);
   hessian_ = Hessian();

@@ -15,7 +15,9 @@ namespace fs = std::filesystem;
 
 constexpr double kWeightsPerUnit = 65536;
 
-bool is_routed(const MatrixSpec& spec) { return spec.expert >= 0; }
+bool is_routed(const MatrixSpec& spec) {
+  return spec.expert >= 0;
+}
 
 Status check_width(const char* option, int bits) {
   if (codec::is_searchable_width(2 * bits) && bits <= 8) return ok_status();
@@ -68,8 +70,8 @@ class Run {
     }
     for (const MatrixSpec& spec : all_matrices(config_)) {
       if (!spec.is_quantizable) {
-        report_.native.push_back({spec.stem, "dimensions " + std::to_string(spec.in) + " x " + std::to_string(spec.out) +
-                                                 " are not both multiples of 128"});
+        report_.native.push_back({spec.stem, "dimensions " + std::to_string(spec.in) + " x " +
+                                                 std::to_string(spec.out) + " are not both multiples of 128"});
       }
     }
     return ok_status();
@@ -84,8 +86,8 @@ class Run {
     }
   }
 
-  // Progress is counted in weights; running a token through a layer costs about as much as encoding 1 / kWeightsPerUnit of the
-  // weights that it meets. Shows how far the run is; nothing else depends on it.
+  // Progress is counted in weights; running a token through a layer costs about as much as encoding 1 / kWeightsPerUnit
+  // of the weights that it meets. Shows how far the run is; nothing else depends on it.
   double units_per_token(int block) const {
     const bool is_drafter = block >= config_.n_layers;
     const double active = static_cast<double>(is_drafter ? config_.drafter.n_active : config_.n_active);
@@ -105,7 +107,8 @@ class Run {
       const auto n = static_cast<int64_t>(row.ids.size());
       for (int layer = 0; layer < config_.n_layers; ++layer) total += 2 * pass_units(n, units_per_token(layer));
       if (find_spec(MatrixKind::kHead) != nullptr) total += pass_units(n, head_units_per_token());
-      const auto drafted = static_cast<int64_t>(DraftCalibration::draft_positions(n, options_.draft_stride).size()) * config_.drafter.block_size;
+      const auto drafted = static_cast<int64_t>(DraftCalibration::draft_positions(n, options_.draft_stride).size()) *
+                           config_.drafter.block_size;
       for (int stage = 0; stage < config_.drafter.n_stages; ++stage) {
         const int passes = stage + 1 < config_.drafter.n_stages ? 2 : 1;  // nobody reads the last stage's outcome
         total += passes * pass_units(drafted, units_per_token(config_.n_layers + stage));
@@ -125,9 +128,14 @@ class Run {
   // The block's matrices without the drafter's main_proj, which is encoded before the first stage.
   BlockJob job_of(int block) const {
     const bool is_drafter = block >= config_.n_layers;
-    BlockJob job{context_, options_.encode, block_matrices(config_, block), {}, block_prefix(config_, block),
+    BlockJob job{context_,
+                 options_.encode,
+                 block_matrices(config_, block),
+                 {},
+                 block_prefix(config_, block),
                  is_drafter ? config_.drafter.n_experts : config_.n_experts};
-    std::erase_if(job.specs, [](const MatrixSpec& s) { return s.kind == MatrixKind::kMainProj || s.kind == MatrixKind::kHead; });
+    std::erase_if(job.specs,
+                  [](const MatrixSpec& s) { return s.kind == MatrixKind::kMainProj || s.kind == MatrixKind::kHead; });
     for (const MatrixSpec& spec : job.specs) job.k2.push_back(width_of(options_, spec, config_.n_layers));
     return job;
   }
@@ -186,9 +194,8 @@ class Run {
       encoded.emplace_back(spec->stem, *globals.head.exl3());
     }
     RETURN_IF_ERROR(write_shard(dir_, shards_.of_block(ShardPlan::kHead), loader_.index(), encoded));
-    const auto shortest = std::min_element(rows.begin(), rows.end(), [](const DatasetRow& a, const DatasetRow& b) {
-      return a.ids.size() < b.ids.size();
-    });
+    const auto shortest = std::min_element(
+        rows.begin(), rows.end(), [](const DatasetRow& a, const DatasetRow& b) { return a.ids.size() < b.ids.size(); });
     report_.probe_ids = shortest->ids;
     report_.probe_logits = stream.logits(context_, globals, static_cast<size_t>(shortest - rows.begin()));
     return ok_status();
@@ -242,20 +249,25 @@ Status check_options(const QuantizeOptions& options) {
   if (options.dense_bits) RETURN_IF_ERROR(check_width("--dense-bits", *options.dense_bits));
   if (options.head_bits) RETURN_IF_ERROR(check_width("--head-bits", *options.head_bits));
   if (options.drafter_bits) RETURN_IF_ERROR(check_width("--drafter-bits", *options.drafter_bits));
-  if (options.draft_stride < 1) return invalid_argument("--draft-stride: expected at least 1, found " + std::to_string(options.draft_stride));
+  if (options.draft_stride < 1)
+    return invalid_argument("--draft-stride: expected at least 1, found " + std::to_string(options.draft_stride));
   return ok_status();
 }
 
 int width_of(const QuantizeOptions& options, const MatrixSpec& spec, int n_layers) {
   int bits = options.bits;
-  if (spec.kind == MatrixKind::kHead) bits = options.head_bits.value_or(bits);
-  else if (spec.kind == MatrixKind::kMainProj || spec.block >= n_layers) bits = options.drafter_bits.value_or(bits);
-  else if (!is_routed(spec)) bits = options.dense_bits.value_or(bits);
+  if (spec.kind == MatrixKind::kHead)
+    bits = options.head_bits.value_or(bits);
+  else if (spec.kind == MatrixKind::kMainProj || spec.block >= n_layers)
+    bits = options.drafter_bits.value_or(bits);
+  else if (!is_routed(spec))
+    bits = options.dense_bits.value_or(bits);
   return 2 * bits;
 }
 
-Result<QuantizeReport> quantize(const WeightLoader& loader, const std::vector<DatasetRow>& rows, const QuantizeOptions& options,
-                                const fs::path& shard_dir, Progress& progress, ThreadPool& pool) {
+Result<QuantizeReport> quantize(const WeightLoader& loader, const std::vector<DatasetRow>& rows,
+                                const QuantizeOptions& options, const fs::path& shard_dir, Progress& progress,
+                                ThreadPool& pool) {
   return Run(loader, options, shard_dir, progress, pool).run(rows);
 }
 

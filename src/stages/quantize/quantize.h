@@ -1,11 +1,12 @@
 // Quantizes a checkpoint layer by layer, streaming the calibration rows through the layers that are already quantized.
 //
-// For every layer: (a) the rows run through its native weights, fed by the quantized layers before it, and the inputs of its
-// matrices are captured; (b) its matrices are encoded; (c) the rows run through it again, quantized, and carry on. The state
-// carried between layers is everything a forward pass carries (StreamState and SequenceState: residual streams, collapse
-// weights, compressed KV and index keys of source layers, selected entries, candidates, taps, Engram history); nothing is
-// rebuilt or reset at a layer's border. Then the head, then the drafter stage by stage on the taps of the same run, with real draft
-// calls. Output: one finished shard per block. Source: quality specification 1.3 - 1.5, EXL3 specification 6.1.
+// For every layer: (a) the rows run through its native weights, fed by the quantized layers before it, and the inputs
+// of its matrices are captured; (b) its matrices are encoded; (c) the rows run through it again, quantized, and carry
+// on. The state carried between layers is everything a forward pass carries (StreamState and SequenceState: residual
+// streams, collapse weights, compressed KV and index keys of source layers, selected entries, candidates, taps, Engram
+// history); nothing is rebuilt or reset at a layer's border. Then the head, then the drafter stage by stage on the taps
+// of the same run, with real draft calls. Output: one finished shard per block. Source: quality specification 1.3
+// - 1.5, EXL3 specification 6.1.
 #pragma once
 
 #include <cstdint>
@@ -25,13 +26,13 @@
 namespace espalier {
 
 struct QuantizeOptions {
-  int bits = 0;                      // routed experts, and everything that has no width of its own; 1..8
-  std::optional<int> dense_bits;     // attention, shared experts, compressor, indexer, Engram projection
+  int bits = 0;                   // routed experts, and everything that has no width of its own; 1..8
+  std::optional<int> dense_bits;  // attention, shared experts, compressor, indexer, Engram projection
   std::optional<int> head_bits;
-  std::optional<int> drafter_bits;   // every matrix of the drafter
+  std::optional<int> drafter_bits;  // every matrix of the drafter
   EncodeSettings encode;
   Numerics numerics = Numerics::kKvq;
-  int64_t draft_stride = 8;          // one draft call per so many positions of a row
+  int64_t draft_stride = 8;  // one draft call per so many positions of a row
 };
 
 // A matrix that keeps its native form, and why.
@@ -48,10 +49,10 @@ struct QuantizeReport {
   int64_t tokens = 0;
   int64_t longest_row = 0;
   int64_t draft_calls = 0;
-  // The shortest calibration row and its logits as the streamed, quantized network computes them: a plain forward pass of the
-  // finished pack over probe_ids must give the same bits.
+  // The shortest calibration row and its logits as the streamed, quantized network computes them: a plain forward pass
+  // of the finished pack over probe_ids must give the same bits.
   std::vector<int32_t> probe_ids;
-  Tensor probe_logits;               // [n, vocab]
+  Tensor probe_logits;  // [n, vocab]
 };
 
 // Checks of bits against what the encoder can do. Errors: invalid_argument naming the option.
@@ -60,10 +61,11 @@ Status check_options(const QuantizeOptions& options);
 // Width in half bits of a matrix under the options.
 int width_of(const QuantizeOptions& options, const MatrixSpec& spec, int n_layers);
 
-// loader: the native checkpoint. rows: calibration sequences, fitting the model's vocabulary and context. Shards are written
-// into shard_dir, which exists. Errors: failed_precondition when the checkpoint holds EXL3 matrices already; data_loss for
-// non-finite weights or activations; cancelled.
-Result<QuantizeReport> quantize(const WeightLoader& loader, const std::vector<DatasetRow>& rows, const QuantizeOptions& options,
-                                const std::filesystem::path& shard_dir, Progress& progress, ThreadPool& pool);
+// loader: the native checkpoint. rows: calibration sequences, fitting the model's vocabulary and context. Shards are
+// written into shard_dir, which exists. Errors: failed_precondition when the checkpoint holds EXL3 matrices already;
+// data_loss for non-finite weights or activations; cancelled.
+Result<QuantizeReport> quantize(const WeightLoader& loader, const std::vector<DatasetRow>& rows,
+                                const QuantizeOptions& options, const std::filesystem::path& shard_dir,
+                                Progress& progress, ThreadPool& pool);
 
 }  // namespace espalier

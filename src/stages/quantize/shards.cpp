@@ -10,7 +10,9 @@
 namespace espalier {
 namespace {
 
-bool starts_with(const std::string& text, std::string_view head) { return text.compare(0, head.size(), head) == 0; }
+bool starts_with(const std::string& text, std::string_view head) {
+  return text.compare(0, head.size(), head) == 0;
+}
 
 // Orders shards as the release does: rest, embedding, layers, head, drafter, Engram tables.
 struct ShardKey {
@@ -22,7 +24,8 @@ enum Group { kRest, kEmbed, kLayers, kHeadGroup, kDrafter, kTables };
 
 int leading_number(const std::string& text, size_t at) {
   int value = 0;
-  for (; at < text.size() && text[at] >= '0' && text[at] <= '9' && value < 100000; ++at) value = value * 10 + (text[at] - '0');
+  for (; at < text.size() && text[at] >= '0' && text[at] <= '9' && value < 100000; ++at)
+    value = value * 10 + (text[at] - '0');
   return value;
 }
 
@@ -51,7 +54,8 @@ constexpr uint32_t kMarkerMcg = codec::kMcgMultiplier;
 
 void add_parts(const std::string& stem, const codec::Exl3View& matrix, std::vector<NamedView>* out) {
   const codec::TrellisView& t = matrix.trellis;
-  out->push_back({stem + ".trellis", {t.words, DType::kI16, {t.k / codec::kTile, t.n / codec::kTile, codec::tile_words(t.k2)}}});
+  out->push_back(
+      {stem + ".trellis", {t.words, DType::kI16, {t.k / codec::kTile, t.n / codec::kTile, codec::tile_words(t.k2)}}});
   out->push_back({stem + ".suh", {matrix.suh, DType::kF16, {t.k}}});
   out->push_back({stem + ".svh", {matrix.svh, DType::kF16, {t.n}}});
   if (t.codebook == codec::Codebook::kMul1) out->push_back({stem + ".mul1", {&kMarkerMul1, DType::kI32, {}}});
@@ -91,7 +95,8 @@ const ShardPlan::Shard& ShardPlan::of_block(int block) const {
   return *it;
 }
 
-Status write_shard(const std::filesystem::path& dir, const ShardPlan::Shard& shard, const TensorIndex& index, const EncodedTensors& encoded) {
+Status write_shard(const std::filesystem::path& dir, const ShardPlan::Shard& shard, const TensorIndex& index,
+                   const EncodedTensors& encoded) {
   std::vector<NamedView> tensors;
   for (const std::string& name : shard.native) {
     ASSIGN_OR_RETURN(ConstView view, index.get(name));

@@ -16,14 +16,15 @@ Result<CalibrationStream> CalibrationStream::begin(const CallContext& context, c
   return out;
 }
 
-Status CalibrationStream::observe_layer(const CallContext& context, const BlockWeights& weights, int layer, LayerObserver* observer,
-                                        Progress& progress, double units) {
+Status CalibrationStream::observe_layer(const CallContext& context, const BlockWeights& weights, int layer,
+                                        LayerObserver* observer, Progress& progress, double units) {
   CallContext observed = context;
   observed.observer = observer;
   for (CalibrationRow& row : rows_) {
     if (progress.is_cancelled()) return cancelled("stopped in layer " + std::to_string(layer));
-    // The layer writes its own caches (window, compressed KV, index keys) into the state and everything else into the stream:
-    // a copied stream is enough, because advance_layer writes the same cache places again before anyone reads them.
+    // The layer writes its own caches (window, compressed KV, index keys) into the state and everything else into the
+    // stream: a copied stream is enough, because advance_layer writes the same cache places again before anyone reads
+    // them.
     StreamState scratch = row.stream;
     RETURN_IF_ERROR(run_layer(observed, weights, layer, row.state, scratch));
     progress.advance(pass_units(row.stream.n_rows(), units));
@@ -31,8 +32,8 @@ Status CalibrationStream::observe_layer(const CallContext& context, const BlockW
   return ok_status();
 }
 
-Status CalibrationStream::advance_layer(const CallContext& context, const BlockWeights& weights, int layer, Progress& progress,
-                                        double units) {
+Status CalibrationStream::advance_layer(const CallContext& context, const BlockWeights& weights, int layer,
+                                        Progress& progress, double units) {
   CallContext silent = context;
   silent.observer = nullptr;
   for (CalibrationRow& row : rows_) {
@@ -43,8 +44,8 @@ Status CalibrationStream::advance_layer(const CallContext& context, const BlockW
   return ok_status();
 }
 
-Status CalibrationStream::observe_head(const CallContext& context, const GlobalWeights& globals, LayerObserver* observer,
-                                       Progress& progress, double units) {
+Status CalibrationStream::observe_head(const CallContext& context, const GlobalWeights& globals,
+                                       LayerObserver* observer, Progress& progress, double units) {
   CallContext observed = context;
   observed.observer = observer;
   for (const CalibrationRow& row : rows_) {

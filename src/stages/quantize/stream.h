@@ -15,24 +15,26 @@ inline int64_t pass_units(int64_t n_tokens, double units_per_token) {
 }
 
 struct CalibrationRow {
-  SequenceState state;   // caches of source layers, windows, Engram history
-  StreamState stream;    // residual streams, collapse weights, selections, candidates, taps
+  SequenceState state;  // caches of source layers, windows, Engram history
+  StreamState stream;   // residual streams, collapse weights, selections, candidates, taps
 };
 
 class CalibrationStream {
  public:
   // Embeds every row. Errors: those of begin_call, naming the row; cancelled.
-  static Result<CalibrationStream> begin(const CallContext& context, const GlobalWeights& globals, const std::vector<DatasetRow>& rows);
+  static Result<CalibrationStream> begin(const CallContext& context, const GlobalWeights& globals,
+                                         const std::vector<DatasetRow>& rows);
 
   // Runs every row through `weights` and throws the outcome away; `observer` sees the inputs. The rows are unchanged.
   // units: progress units per token, see pass_units.
-  Status observe_layer(const CallContext& context, const BlockWeights& weights, int layer, LayerObserver* observer, Progress& progress,
-                       double units = 0);
+  Status observe_layer(const CallContext& context, const BlockWeights& weights, int layer, LayerObserver* observer,
+                       Progress& progress, double units = 0);
   // Runs every row through `weights` and keeps the outcome.
-  Status advance_layer(const CallContext& context, const BlockWeights& weights, int layer, Progress& progress, double units = 0);
+  Status advance_layer(const CallContext& context, const BlockWeights& weights, int layer, Progress& progress,
+                       double units = 0);
   // Lets `observer` see the head's input for every row.
-  Status observe_head(const CallContext& context, const GlobalWeights& globals, LayerObserver* observer, Progress& progress,
-                      double units = 0);
+  Status observe_head(const CallContext& context, const GlobalWeights& globals, LayerObserver* observer,
+                      Progress& progress, double units = 0);
   // Logits [n, vocab] of one row.
   Tensor logits(const CallContext& context, const GlobalWeights& globals, size_t row) const;
 

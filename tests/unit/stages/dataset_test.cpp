@@ -10,7 +10,8 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-std::string line(const std::string& id, const std::string& ids, const std::string& mask, const std::string& extra = "") {
+std::string line(const std::string& id, const std::string& ids, const std::string& mask,
+                 const std::string& extra = "") {
   return R"({"id":")" + id + R"(","domain":"code","mode":"chat","ids":)" + ids + R"(,"role_mask":)" + mask +
          R"(,"source":"s","licence":"MIT")" + extra + "}\n";
 }
@@ -21,7 +22,8 @@ std::string error_of(const std::string& text) {
 }
 
 TEST(Dataset, rows_are_read_with_every_field) {
-  const Result<Dataset> r = parse_dataset(line("a", "[0,5,7]", "[0,1,2]", R"(,"effort":75)") + line("b", "[1]", "[3]"), "d");
+  const Result<Dataset> r =
+      parse_dataset(line("a", "[0,5,7]", "[0,1,2]", R"(,"effort":75)") + line("b", "[1]", "[3]"), "d");
   ASSERT_TRUE(r.ok()) << r.error().message();
   ASSERT_EQ(r->rows.size(), 2u);
   EXPECT_EQ(r->rows[0].id, "a");
@@ -34,7 +36,8 @@ TEST(Dataset, rows_are_read_with_every_field) {
 
 TEST(Dataset, a_written_file_reads_back_equal_and_keeps_its_content_hash) {
   const test::TempFolder dir;
-  const Result<Dataset> first = parse_dataset(line("a", "[0, 5,7]", "[0,1,2]", R"(,"effort":null)") + line("ü\\n", "[1]", "[3]"), "d");
+  const Result<Dataset> first =
+      parse_dataset(line("a", "[0, 5,7]", "[0,1,2]", R"(,"effort":null)") + line("ü\\n", "[1]", "[3]"), "d");
   ASSERT_TRUE(first.ok()) << first.error().message();
   ASSERT_TRUE(write_dataset(dir / "d.jsonl", first->rows).ok());
   const Result<Dataset> second = load_dataset(dir / "d.jsonl");
@@ -60,7 +63,8 @@ TEST(Dataset, broken_files_are_refused_with_line_and_reason) {
   EXPECT_THAT(error_of(line("a", "[1]", "[0]") + "\n"), HasSubstr("line 2: the line is blank"));
   EXPECT_THAT(error_of(line("a", "[]", "[]")), HasSubstr("row 'a' is empty"));
   EXPECT_THAT(error_of(line("a", "[1,2]", "[0]")), HasSubstr("'role_mask' has 1 entries, 'ids' has 2"));
-  EXPECT_THAT(error_of(line("a", "[-1]", "[0]")), HasSubstr("'ids', entry 0: expected an integer in 0..2147483647, found -1"));
+  EXPECT_THAT(error_of(line("a", "[-1]", "[0]")),
+              HasSubstr("'ids', entry 0: expected an integer in 0..2147483647, found -1"));
   EXPECT_THAT(error_of(line("a", "[1.5]", "[0]")), HasSubstr("found 1.5"));
   EXPECT_THAT(error_of(line("a", "[\"x\"]", "[0]")), HasSubstr("found \"x\""));
   EXPECT_THAT(error_of(line("a", "[2147483648]", "[0]")), HasSubstr("found 2147483648"));

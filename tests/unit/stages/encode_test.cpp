@@ -62,7 +62,8 @@ std::vector<double> routed_gram(const LayerCase& c, int expert, ThreadPool& pool
       *weight_sum += g * g;
       const float* x = in.x.data() + t * d;
       for (int64_t i = 0; i < d; ++i) {
-        for (int64_t j = 0; j < d; ++j) h[static_cast<size_t>(i * d + j)] += g * g * static_cast<double>(x[i]) * static_cast<double>(x[j]);
+        for (int64_t j = 0; j < d; ++j)
+          h[static_cast<size_t>(i * d + j)] += g * g * static_cast<double>(x[i]) * static_cast<double>(x[j]);
       }
     }
   }
@@ -88,7 +89,8 @@ Hessian expert_hessian(const MoeInputs& inputs, int64_t n_experts, int expert, T
 }
 
 TEST(Encode, every_experts_hessian_holds_the_tokens_that_the_router_sends_to_it) {
-  // The fault "expert 0's Hessian for all" (or all tokens for all) breaks the counts and the sums of every other expert here.
+  // The fault "expert 0's Hessian for all" (or all tokens for all) breaks the counts and the sums of every other expert
+  // here.
   ThreadPool pool(2);
   const LayerCase c(3, test::random_token_rows({150, 90, 60}, "encode"), pool);
   int64_t total = 0;
@@ -139,13 +141,15 @@ TEST(Encode, the_encoded_expert_is_what_the_codec_makes_of_its_own_blended_hessi
   std::vector<std::vector<uint16_t>> expected;
   const HessianPrior prior = make_prior(*c.capture.ffn_input());
   for (int e : chosen) {
-    const BlendedHessian h = blend_with_prior(expert_hessian(c.capture.moe(), job.n_experts, e, pool), prior, 256.0 / 4);
+    const BlendedHessian h =
+        blend_with_prior(expert_hessian(c.capture.moe(), job.n_experts, e, pool), prior, 256.0 / 4);
     std::vector<float> w(256 * 128);
     c.weights.moe.experts[static_cast<size_t>(e)].w1.weight_kn(pool, w.data());
     codec::QuantizeOptions options;
     options.k2 = 4;
     options.name = "layers.3.ffn.experts." + std::to_string(e) + ".w1";
-    expected.push_back(codec::quantize_matrix(w.data(), 256, 128, h.values.data(), options, pool).value().tensor.trellis);
+    expected.push_back(
+        codec::quantize_matrix(w.data(), 256, 128, h.values.data(), options, pool).value().tensor.trellis);
   }
   std::vector<MatrixRecord> records;
   BlockCoverage coverage;
@@ -182,7 +186,8 @@ TEST(Encode, dense_matrices_of_one_input_share_its_hessian_and_others_do_not) {
   ThreadPool pool(2);
   const LayerCase c(4, test::random_token_rows({150, 33}, "dense"), pool);
   const auto find = [&](MatrixKind kind, int group = -1) -> const MatrixSpec& {
-    return *std::find_if(c.specs.begin(), c.specs.end(), [&](const MatrixSpec& s) { return s.kind == kind && (group < 0 || s.group == group); });
+    return *std::find_if(c.specs.begin(), c.specs.end(),
+                         [&](const MatrixSpec& s) { return s.kind == kind && (group < 0 || s.group == group); });
   };
   const Hessian* input = c.capture.hessian_of(find(MatrixKind::kWqA));
   ASSERT_NE(input, nullptr);
@@ -217,8 +222,10 @@ TEST(Encode, w2_may_be_fed_by_native_or_by_quantized_w1_and_w3) {
   int w2_differs = 0;
   for (size_t i = 0; i < records[0].size(); ++i) {
     const bool is_w2 = records[0][i].stem.find(".experts.") != std::string::npos && records[0][i].stem.ends_with(".w2");
-    if (is_w2) w2_differs += records[0][i].sha256 != records[1][i].sha256 ? 1 : 0;
-    else EXPECT_EQ(records[0][i].sha256, records[1][i].sha256) << records[0][i].stem;
+    if (is_w2)
+      w2_differs += records[0][i].sha256 != records[1][i].sha256 ? 1 : 0;
+    else
+      EXPECT_EQ(records[0][i].sha256, records[1][i].sha256) << records[0][i].stem;
   }
   EXPECT_EQ(w2_differs, 1);
 }

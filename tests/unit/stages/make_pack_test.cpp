@@ -28,7 +28,9 @@ MakePackOptions options_in(const test::TempFolder& dir, int bits) {
   return options;
 }
 
-std::string manifest(const fs::path& pack) { return read_text_file(pack / "MANIFEST.sha256").value(); }
+std::string manifest(const fs::path& pack) {
+  return read_text_file(pack / "MANIFEST.sha256").value();
+}
 
 // The checks below look at one finished 2-bit pack from different sides; encoding it is the expensive part.
 
@@ -58,18 +60,21 @@ void native_tensors_keep_their_bytes(const fs::path& dir) {
     const ConstView before = source.get(name).value();
     EXPECT_EQ(now->dtype, before.dtype) << name;
     EXPECT_EQ(now->shape, before.shape) << name;
-    EXPECT_TRUE(std::equal(now->bytes().begin(), now->bytes().end(), before.bytes().begin(), before.bytes().end())) << name;
+    EXPECT_TRUE(std::equal(now->bytes().begin(), now->bytes().end(), before.bytes().begin(), before.bytes().end()))
+        << name;
     ++kept;
   }
-  for (const char* name : {"embed.weight", "norm.weight", "layers.0.hc_attn_fn", "layers.1.attn.indexer.weights_proj.weight",
-                           "layers.1.attn.indexer.wk.weight", "layers.0.engram.embed.weight", "layers.0.engram.q_weight",
-                           "mtp.0.markov_head.head.weight", "mtp.0.confidence_head.proj.weight", "layers.2.ffn.gate.bias_vl"}) {
+  for (const char* name :
+       {"embed.weight", "norm.weight", "layers.0.hc_attn_fn", "layers.1.attn.indexer.weights_proj.weight",
+        "layers.1.attn.indexer.wk.weight", "layers.0.engram.embed.weight", "layers.0.engram.q_weight",
+        "mtp.0.markov_head.head.weight", "mtp.0.confidence_head.proj.weight", "layers.2.ffn.gate.bias_vl"}) {
     EXPECT_TRUE(pack.contains(name)) << name;
   }
   EXPECT_GT(kept, 70);
 }
 
-void records_name_inputs_options_coverage_and_every_matrix_and_nothing_of_the_host(const fs::path& pack, const MakePackReport& report) {
+void records_name_inputs_options_coverage_and_every_matrix_and_nothing_of_the_host(const fs::path& pack,
+                                                                                   const MakePackReport& report) {
   const Json run = read_json_file(pack / "run.json").value();
   EXPECT_EQ(run["options"]["bits"], 2);
   EXPECT_EQ(run["inputs"]["calibration_tokens"], 240);
@@ -83,7 +88,8 @@ void records_name_inputs_options_coverage_and_every_matrix_and_nothing_of_the_ho
   EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), report.matrices);
   const Json lock = read_json_file(pack / "source.lock.json").value();
   EXPECT_EQ(lock["files"].size(), 3u);  // shard, config, tokenizer
-  for (const char* name : {"run.json", "matrices.jsonl", "source.lock.json", "config.json", "quantization_config.json"}) {
+  for (const char* name :
+       {"run.json", "matrices.jsonl", "source.lock.json", "config.json", "quantization_config.json"}) {
     const std::string text = read_text_file(pack / name).value();
     EXPECT_THAT(text, ::testing::Not(HasSubstr(pack.parent_path().string()))) << name;
     EXPECT_THAT(text, ::testing::Not(HasSubstr(ESPALIER_SOURCE_DIR))) << name;
@@ -99,7 +105,8 @@ void drafter_hessians_come_from_draft_calls_and_from_the_taps(const QuantizeRepo
     ADD_FAILURE() << "no record of " << stem;
     return MatrixRecord();
   };
-  EXPECT_EQ(calls, (120 / 8) + (40 / 8) + (80 / 8) - 3);  // the last stretch of each row ends past the last usable position
+  EXPECT_EQ(calls,
+            (120 / 8) + (40 / 8) + (80 / 8) - 3);  // the last stretch of each row ends past the last usable position
   EXPECT_EQ(record("mtp.0.main_proj").tokens, 240);
   EXPECT_EQ(record("mtp.0.attn.wq_a").tokens, 5 * calls);
   EXPECT_GT(record("mtp.0.attn.wkv").tokens, 5 * calls);

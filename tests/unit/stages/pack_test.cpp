@@ -47,7 +47,8 @@ TEST(Pack, the_description_lists_every_tensor_with_its_shard_width_and_codebook)
   const test::TempFolder dir;
   std::filesystem::create_directories(dir / "pack");
   write_shard(dir / "pack/model-00001-of-00001.safetensors", "layers.0.attn.wq_a", 256, 128, 3);
-  test::write_file(dir / "source/config.json", R"({"model_type":"deepseek_v41","quantization_config":{"quant_method":"fp8"}})");
+  test::write_file(dir / "source/config.json",
+                   R"({"model_type":"deepseek_v41","quantization_config":{"quant_method":"fp8"}})");
   PackFacts facts;
   facts.producer = "espalier test";
   facts.codebook = "mul1";
@@ -86,7 +87,8 @@ TEST(Pack, a_trellis_of_an_impossible_shape_is_refused_by_name) {
   ASSERT_TRUE(write_safetensors(dir / "model-00001-of-00001.safetensors", {{"layers.0.x.trellis", bad.view()}}).ok());
   const Result<PackSummary> s = summarise_shards(dir.path());
   ASSERT_FALSE(s.ok());
-  EXPECT_THAT(s.error().message(), HasSubstr("'layers.0.x.trellis': expected I16 [in/16, out/16, 16 x bits], found I16 [16, 8, 47]"));
+  EXPECT_THAT(s.error().message(),
+              HasSubstr("'layers.0.x.trellis': expected I16 [in/16, out/16, 16 x bits], found I16 [16, 8, 47]"));
 }
 
 TEST(Pack, side_files_are_copied_unchanged_and_weights_and_data_are_not) {
@@ -95,15 +97,17 @@ TEST(Pack, side_files_are_copied_unchanged_and_weights_and_data_are_not) {
                            "generation_config.json", "encoding/a.py", "encoding/deep/b.txt"}) {
     test::write_file(dir / "source" / name, std::string("content of ") + name);
   }
-  for (const char* name : {"model.safetensors", "model.safetensors.index.json", "config.json", "data/panel.jsonl", "README.md"}) {
+  for (const char* name :
+       {"model.safetensors", "model.safetensors.index.json", "config.json", "data/panel.jsonl", "README.md"}) {
     test::write_file(dir / "source" / name, "not wanted");
   }
   std::filesystem::create_directory_symlink(dir / "source/encoding", dir / "source/encoding/loop");
   std::filesystem::create_directories(dir / "pack");
   const Result<std::vector<std::string>> names = copy_side_files(dir / "source", dir / "pack");
   ASSERT_TRUE(names.ok()) << names.error().message();
-  EXPECT_THAT(*names, ElementsAre("LICENCES.md", "LICENSE", "chat_template.jinja", "encoding/a.py", "encoding/deep/b.txt",
-                                  "generation_config.json", "tokenizer.json", "tokenizer_config.json"));
+  EXPECT_THAT(*names,
+              ElementsAre("LICENCES.md", "LICENSE", "chat_template.jinja", "encoding/a.py", "encoding/deep/b.txt",
+                          "generation_config.json", "tokenizer.json", "tokenizer_config.json"));
   EXPECT_EQ(read_text_file(dir / "pack/encoding/deep/b.txt").value(), "content of encoding/deep/b.txt");
 }
 
@@ -115,7 +119,8 @@ TEST(Pack, the_manifest_is_sorted_and_covers_every_file_but_itself) {
   const Result<uint64_t> size = write_manifest(dir.path(), progress);
   ASSERT_TRUE(size.ok());
   const std::string text = read_text_file(dir / "MANIFEST.sha256").value();
-  EXPECT_EQ(text, sha256_hex(std::string_view("one")) + "  a/z.txt\n" + sha256_hex(std::string_view("two")) + "  b.txt\n");
+  EXPECT_EQ(text,
+            sha256_hex(std::string_view("one")) + "  a/z.txt\n" + sha256_hex(std::string_view("two")) + "  b.txt\n");
   EXPECT_EQ(*size, 6 + text.size());
 }
 

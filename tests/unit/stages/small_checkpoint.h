@@ -1,5 +1,6 @@
-// A cut-down copy of the tiny golden checkpoint for tests that encode whole packs: three layers (window-only with Engram, ratio-2
-// source, ratio-2 reuse), one drafter stage, fewer experts. 3.6 M quantizable weights instead of 12.4 M.
+// A cut-down copy of the tiny golden checkpoint for tests that encode whole packs: three layers (window-only with
+// Engram, ratio-2 source, ratio-2 reuse), one drafter stage, fewer experts. 3.6 M quantizable weights instead of 12.4
+// M.
 #pragma once
 
 #include <cstring>
@@ -38,7 +39,8 @@ inline void write_small_checkpoint(const std::filesystem::path& dir, int first_e
   text["dspark_n_routed_experts"] = kSmallDrafterExperts;
   config.erase("vision_config");
   ASSERT_TRUE(write_text_file(dir / "config.json", dump_json(config, 1)).ok());
-  for (const char* name : {"tokenizer.json", "tokenizer_config.json"}) fs::copy_file(fs::path(tiny_dir()) / name, dir / name);
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json"})
+    fs::copy_file(fs::path(tiny_dir()) / name, dir / name);
   ASSERT_TRUE(write_text_file(dir / "LICENSE", "test data\n").ok());
 
   // Layers 1, 2, 3 become 0, 1, 2; the tails of mtp.1 move to mtp.0.
@@ -50,7 +52,8 @@ inline void write_small_checkpoint(const std::filesystem::path& dir, int first_e
       const std::string from = "layers." + std::to_string(layer) + ".";
       if (name.rfind(from, 0) == 0) to = "layers." + std::to_string(layer - 1) + "." + name.substr(from.size());
     }
-    if (name.rfind("mtp.0.", 0) == 0 || name == "embed.weight" || name == "head.weight" || name == "norm.weight") to = name;
+    if (name.rfind("mtp.0.", 0) == 0 || name == "embed.weight" || name == "head.weight" || name == "norm.weight")
+      to = name;
     for (const char* tail : {"mtp.1.norm.", "mtp.1.markov_head.", "mtp.1.confidence_head."}) {
       if (name.rfind(tail, 0) == 0) to = "mtp.0." + name.substr(6);
     }
@@ -85,7 +88,8 @@ inline const std::string& small_checkpoint_dir() {
       std::error_code ec;
       std::filesystem::remove_all(path, ec);
     }
-    std::string path = (std::filesystem::temp_directory_path() / ("espalier_small_checkpoint_" + std::to_string(::getpid()))).string();
+    std::string path =
+        (std::filesystem::temp_directory_path() / ("espalier_small_checkpoint_" + std::to_string(::getpid()))).string();
   };
   static const Folder folder;
   return folder.path;

@@ -114,7 +114,8 @@ TEST(Sidecar, unequal_lengths_and_foreign_domains_are_refused) {
   s = small_sidecar();
   s.domain[1] = 2;
   ASSERT_TRUE(write_sidecar(dir / "b.safetensors", s).ok());
-  EXPECT_THAT(read_sidecar(dir / "b.safetensors").error().message(), HasSubstr("domain index 2 is outside the 2 domains"));
+  EXPECT_THAT(read_sidecar(dir / "b.safetensors").error().message(),
+              HasSubstr("domain index 2 is outside the 2 domains"));
   test::write_file(dir / "c.safetensors", "short");
   EXPECT_EQ(read_sidecar(dir / "c.safetensors").error().code(), StatusCode::kDataLoss);
 }

@@ -2,8 +2,8 @@
 //   1. an expert's Hessian holds exactly the tokens routed to it          -> encode_test.cpp
 //   2. a layer that reuses a source layer's pool sees that pool            -> here
 //   3. collapse weights computed by one sub-layer reach the next layer     -> here
-// The streamed run must give the bits of one plain forward pass; the tests named "…_is_seen" put each fault in by hand and show
-// that this comparison notices it.
+// The streamed run must give the bits of one plain forward pass; the tests named "…_is_seen" put each fault in by hand
+// and show that this comparison notices it.
 #include "stages/quantize/stream.h"
 
 #include <gtest/gtest.h>
@@ -93,7 +93,8 @@ TEST(CalibrationStream, a_pool_that_is_not_carried_to_the_reusing_layer_is_seen)
   const std::vector<int32_t> ids = test::random_token_rows({150}, "stream")[0].ids;
   const Tensor expected = plain_logits(ids, Numerics::kKvq, pool);
   ASSERT_TRUE(same_bits(logits_with(native, ids, pool, [](int, SequenceState&, StreamState&) {}), expected));
-  // Layer 3 reads the pool of layer 2: zeros there are what a converter that rebuilds its state per layer would give it.
+  // Layer 3 reads the pool of layer 2: zeros there are what a converter that rebuilds its state per layer would give
+  // it.
   ASSERT_EQ(test::tiny_loader().config().kv_source_of(3), 2);
   const Tensor lost = logits_with(native, ids, pool, [](int layer, SequenceState& state, StreamState&) {
     if (layer == 3) std::fill(state.compressed[2].kv.begin(), state.compressed[2].kv.end(), 0.0f);

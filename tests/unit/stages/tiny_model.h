@@ -13,7 +13,9 @@
 
 namespace espalier::test {
 
-inline std::string tiny_dir() { return std::string(ESPALIER_SOURCE_DIR) + "/tests/golden/model/tiny-a"; }
+inline std::string tiny_dir() {
+  return std::string(ESPALIER_SOURCE_DIR) + "/tests/golden/model/tiny-a";
+}
 
 // Rows of the given lengths with ids below the chat and image tokens; domains alternate between "a" and "b".
 inline std::vector<DatasetRow> random_token_rows(const std::vector<int>& lengths, const std::string& name) {
