@@ -1,8 +1,9 @@
 """The bundled pocket model at 2, 3, 4 and 6 bits, every quantized matrix, through the real binary.
 
-KL(native || quantized) falls three to five times per bit from 2 to 4 and again to 6; KL(native, native) is 0; the pack's bytes are the
-same for one and two threads. Prints the table. A part of the calibration set and of the panel keeps it short:
-ESPALIER_POCKET_ROWS and ESPALIER_POCKET_PANEL_ROWS change the parts (0: everything). Environment: ESPALIER_BIN, ESPALIER_SOURCE_DIR.
+KL(native || quantized) falls three to five times per bit from 2 to 4 and is lower still at 6; KL(native, native) is 0. Prints the table.
+The short form uses a part of the calibration set and of the panel. ESPALIER_POCKET_FULL=1 uses all of both, and shows that the pack's
+bytes are the same for one and two threads (in the short form quantize_test and test_stages show that on a smaller checkpoint).
+Environment: ESPALIER_BIN, ESPALIER_SOURCE_DIR.
 """
 import json
 import os
@@ -14,8 +15,8 @@ import unittest
 
 BIN = os.environ["ESPALIER_BIN"]
 POCKET = pathlib.Path(os.environ["ESPALIER_SOURCE_DIR"]) / "models/pocket"
-ROWS = os.environ.get("ESPALIER_POCKET_ROWS", "24")
-PANEL_ROWS = os.environ.get("ESPALIER_POCKET_PANEL_ROWS", "48")
+FULL = os.environ.get("ESPALIER_POCKET_FULL") == "1"
+ROWS, PANEL_ROWS = ("0", "0") if FULL else ("24", "30")  # 0: all
 
 
 def run(*arguments):
@@ -56,8 +57,9 @@ class Pocket(unittest.TestCase):
             print(f"K={bits}: KL {result['kl_mean']:.5f} (domains {result['kl_domain_mean']:.5f}), top-1 {100 * result['top1']:.2f} %, "
                   f"ppl {result['ppl']:.4f} beside native {result['ppl_reference']:.4f}, {result['positions']} positions", flush=True)
         print(f"KL falls {kl[2] / kl[3]:.2f}x from 2 to 3 bits, {kl[3] / kl[4]:.2f}x from 3 to 4, {kl[4] / kl[6]:.2f}x from 4 to 6", flush=True)
-        manifest = (self.root / "k2/MANIFEST.sha256").read_text()
-        self.assertEqual((self.quantize(2, "k2-one", 1) / "MANIFEST.sha256").read_text(), manifest)
+        if FULL:
+            one = self.quantize(2, "k2-one", 1)
+            self.assertEqual((one / "MANIFEST.sha256").read_text(), (self.root / "k2/MANIFEST.sha256").read_text())
         for low, high in ((2, 3), (3, 4)):
             self.assertGreater(kl[low] / kl[high], 3)
             self.assertLess(kl[low] / kl[high], 5)
