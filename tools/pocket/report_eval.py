@@ -92,14 +92,16 @@ def equal_lengths(records):
     return list(groups.values())
 
 
-def perplexities(m, folder, baseline, names=("panel", "shifted"), kvq=True):
+def perplexities(m, folder, baseline, length=0):
+    """Nats per domain of model, cache roundings, unigram and 5-gram; length > 0 keeps rows of that many tokens."""
     out = {}
-    for name in names:
+    for name in ("panel", "shifted"):
         records = read_rows(os.path.join(folder, "data", f"{name}.jsonl"))
-        kinds = {"model": lambda rows: m.losses(rows, batch=8), "unigram": lambda rows: baseline.nats(rows, 1),
-                 "five": lambda rows: baseline.nats(rows, 5)}
-        if kvq:
-            kinds["kvq"] = lambda rows: m.losses(rows, batch=8, kvq=True)
+        records = [r for r in records if not length or len(r["ids"]) == length]
+        if not records:
+            continue
+        kinds = {"model": lambda rows: m.losses(rows, batch=8), "kvq": lambda rows: m.losses(rows, batch=8, kvq=True),
+                 "unigram": lambda rows: baseline.nats(rows, 1), "five": lambda rows: baseline.nats(rows, 5)}
         entry = {"rows": len(records), "tokens": sum(len(r["ids"]) - 1 for r in records)}
         for kind, measure in kinds.items():
             losses = [None] * len(records)
@@ -206,6 +208,7 @@ def main():
     parser.add_argument("--out", required=True)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--sources", default="", help="folder with data/ and tokenizer.json when not the model folder")
+    parser.add_argument("--length", type=int, default=0, help="perplexity on rows of this many tokens only")
     parser.add_argument("--only-perplexity", action="store_true", help="update an existing file (CPU is enough)")
     args = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -232,7 +235,7 @@ def main():
             stage("ablations", ablations(m, dev.rows[:dev.count, :-1]))
         train = torch.from_numpy(np.load(os.path.join(args.data, "train.npy")).astype(np.int64)).to(args.device)
         baseline = NGram(train, m.cfg.vocab_size)
-        stage("perplexity", perplexities(m, source, baseline))
+        stage("perplexity", perplexities(m, source, baseline, args.length))
 
 
 if __name__ == "__main__":

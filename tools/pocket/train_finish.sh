@@ -16,4 +16,4 @@ python3 drafter_train.py --backbone "$run/out/backbone" $common --steps 6000 --s
 cp "$run"/out/drafter-* "$run/out/drafter.json" "$OUT"; cat "$run/out/drafter.jsonl" >> "$OUT/log.jsonl"
 python3 export.py --backbone "$run/out/backbone" --drafter "$run/out/drafter" --out "$run/model" || exit 1
 cp $tokenizer "$run/model"
-python3 report_eval.py --model "$run/model" --sources ../../models/pocket --data "$run/tok" --out "$OUT/eval.json"
+python3 report_eval.py --model "$run/model" --sources ../../models/pocket --data "$run/tok" --length 1024 --out "$OUT/eval.json"
