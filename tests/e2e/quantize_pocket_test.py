@@ -2,7 +2,7 @@
 
 KL(native || quantized) falls three to five times per bit from 2 to 4 and is lower still at 6; KL(native, native) is 0. Prints the table.
 The short form uses a part of the calibration set and of the panel. ESPALIER_POCKET_FULL=1 uses all of both, and shows that the pack's
-bytes are the same for one and two threads (in the short form quantize_test and test_stages show that on a smaller checkpoint).
+bytes are the same for one and two threads (test_stages shows that on a smaller checkpoint every time).
 Environment: ESPALIER_BIN, ESPALIER_SOURCE_DIR.
 """
 import json
