@@ -5,6 +5,8 @@ build=$1 seconds=$2 logs=$3
 shift 3
 source_dir=$(cd "$(dirname "$0")/.." && pwd)
 mkdir -p "$logs"
+build=$(cd "$build" && pwd)
+logs=$(cd "$logs" && pwd)
 status=0
 targets=("$@")
 [ ${#targets[@]} -gt 0 ] || mapfile -t targets < <(find "$build" -name 'fuzz_*' -type f -perm -u+x -printf '%f\n' | sort)

@@ -13,6 +13,13 @@ cmake --preset asan -DESPALIER_ORACLE_PYTHON="$oracle" >/dev/null
 cmake --build --preset asan
 ctest --preset asan -j "$(nproc)" -LE 'e2e|pocket'
 
+say "the openai client against a real server"
+"$oracle" -m pip install -q --disable-pip-version-check openai==1.109.1
+"$oracle" tests/oracle/openai_client_test.py --espalier build/release/espalier
+
+say "the pocket model with its whole calibration set and panel, one and two threads"
+ESPALIER_POCKET_FULL=1 ESPALIER_BIN="$PWD/build/release/espalier" ESPALIER_SOURCE_DIR="$PWD" /usr/bin/python3 tests/e2e/quantize_pocket_test.py
+
 say "fuzzing, $fuzz_seconds s a target"
 cmake --preset fuzz >/dev/null
 cmake --build --preset fuzz
