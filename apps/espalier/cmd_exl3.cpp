@@ -85,6 +85,7 @@ Result<codec::Exl3Tensor> load_tensor(const SafetensorsFile& file, const std::st
 }
 
 Result<int> decode(const DecodeOptions& options, CommandContext& context) {
+  RETURN_IF_ERROR(check_output(options.out, {options.in}));
   ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::open(options.in));
   ASSIGN_OR_RETURN(const codec::Exl3Tensor tensor, load_tensor(file, options.name));
   std::vector<uint16_t> inner(static_cast<size_t>(tensor.k * tensor.n));
@@ -109,6 +110,8 @@ Result<int> decode(const DecodeOptions& options, CommandContext& context) {
 }
 
 Result<int> encode(const EncodeOptions& options, CommandContext& context) {
+  RETURN_IF_ERROR(check_output(options.out, {options.in}));
+  if (options.name.empty()) return invalid_argument("--name: is empty; expected the linear's name");
   codec::QuantizeOptions quantize;
   const std::optional<codec::Codebook> codebook = codec::codebook_from_name(options.codebook);
   if (!codebook) return invalid_argument("--codebook: expected mul1, mcg or 3inst, found '" + options.codebook + "'");
@@ -189,7 +192,7 @@ void add_exl3(CommandTable& table) {
   app->add_option("--name", encode_options->name, "name of the matrix in the output")->required();
   app->add_option("--out", encode_options->out, "safetensors file to write")->required();
   app->add_option("--damping", encode_options->damping, "added to the diagonal, in units of its mean")->capture_default_str();
-  app->add_option("--refit-rounds", encode_options->refit_rounds, "rounds of scale refit")->capture_default_str();
+  app->add_option("--refit-rounds", encode_options->refit_rounds, "rounds of scale refit")->check(CLI::Range(0, 100))->capture_default_str();
   app->add_option("--cuts", encode_options->n_cuts, "places to close each ring at: 1, 2 or 4")->capture_default_str();
 }
 

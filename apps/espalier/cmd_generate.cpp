@@ -1,6 +1,7 @@
 // espalier generate MODEL: one reply to a text, a chat or token ids.
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -104,6 +105,10 @@ Result<int> run_generate(const GenerateFlags& flags, CommandContext& context) {
   network.engram_dir = flags.engram_dir;
   EngineOptions options;
   options.context = flags.context;
+
+  if (!std::isfinite(flags.temperature) || !std::isfinite(flags.top_p)) {
+    return invalid_argument("--temperature, --top-p: expected numbers, found NaN");  // which passes every range check
+  }
 
   // The prompt is read before the weights: a mistake in it should not cost their loading.
   GenerationRequest request;

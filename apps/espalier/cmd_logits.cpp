@@ -81,6 +81,7 @@ Result<int> run(const LogitsOptions& o, CommandContext& context) {
           "--simd: expected reference, baseline, avx2 or avx512 as far as this machine has it, found '" + o.simd + "'");
     }
   }
+  RETURN_IF_ERROR(check_output(o.out, {o.tokens}));
   ASSIGN_OR_RETURN(const auto prompts, read_prompts(o.tokens));
   ASSIGN_OR_RETURN(const std::string dir, resolve_model(o.model));
   LoadOptions load;

@@ -33,7 +33,7 @@ std::optional<int> optional_bits(int bits) {
 
 Result<MakePackOptions> options_of(const Flags& flags, const CommonOptions& common) {
   if (flags.layout != "exllamav3") {
-    return unimplemented("--layout " + flags.layout +
+    return invalid_argument("--layout " + flags.layout +
                          ": this version writes exllamav3; see 'espalier quantize --help'");
   }
   MakePackOptions options;
@@ -53,6 +53,9 @@ Result<MakePackOptions> options_of(const Flags& flags, const CommonOptions& comm
   q.encode.codebook = *codec::codebook_from_name(flags.codebook);
   q.encode.seed = common.seed;
   q.encode.damping = flags.damping;
+  for (const double x : {flags.damping, flags.prior_w13, flags.prior_w2, flags.routing_exponent}) {
+    if (std::isnan(x)) return invalid_argument("--damping, --prior, --prior-w2, --routing-exponent: expected numbers, found NaN");
+  }
   q.encode.routing_exponent = flags.routing_exponent;
   if (flags.prior_w13 >= 0) q.encode.prior_w13 = flags.prior_w13;
   if (flags.prior_w2 >= 0) q.encode.prior_w2 = flags.prior_w2;
@@ -136,8 +139,10 @@ void add_quantize(CommandTable& table) {
   app->add_option("--routing-exponent", flags->routing_exponent, "p: a routed token weighs g^p in its expert's Hessian")
       ->check(CLI::Range(0.0, 4.0));
   app->add_option("--prior", flags->prior_w13,
-                  "Tokens that the layer-wide prior of w1 and w3 weighs; default d_model / 4");
-  app->add_option("--prior-w2", flags->prior_w2, "The same for w2; default d_ff / 4");
+                  "Tokens that the layer-wide prior of w1 and w3 weighs; default d_model / 4")
+      ->check(CLI::Range(0.0, 1e9));
+  app->add_option("--prior-w2", flags->prior_w2, "The same for w2; default d_ff / 4")
+      ->check(CLI::Range(0.0, 1e9));
   app->add_option("--prior-sample", flags->prior_sample, "Tokens that every expert runs for w2's prior")
       ->check(CLI::PositiveNumber);
   app->add_option("--w2-input", flags->w2_input, "w1 and w3 in front of w2's Hessian: quantized or native")

@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "base/file.h"
+
 namespace espalier::app {
 
 CLI::App* CommandTable::add(const std::string& name, const std::string& help, CommandBody body) {
@@ -48,6 +50,17 @@ Result<std::string> resolve_model(const std::string& argument) {
                      (fs::exists(argument, ec) ? "a file" : "nothing there"));
   }
   return argument;
+}
+
+Status check_output(const std::string& out, const std::vector<std::string>& inputs) {
+  RETURN_IF_ERROR(check_output_file(out));
+  std::error_code ec;
+  for (const std::string& input : inputs) {
+    if (std::filesystem::equivalent(out, input, ec)) {
+      return failed_precondition("output '" + out + "' is the input '" + input + "'; name another file");
+    }
+  }
+  return ok_status();
 }
 
 void print_json(const std::string& document) {

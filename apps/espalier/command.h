@@ -66,6 +66,9 @@ class CommandTable {
 // MODEL argument -> folder: "pocket" names the bundled model (models/pocket beside the program's source or install).
 Result<std::string> resolve_model(const std::string& argument);
 
+// Before any work: `out` can be written (base/file.h) and is none of the inputs, under whatever name.
+Status check_output(const std::string& out, const std::vector<std::string>& inputs);
+
 // Writes one JSON document, already serialised, and a newline to stdout.
 void print_json(const std::string& document);
 

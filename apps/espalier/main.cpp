@@ -5,6 +5,7 @@
 #include <exception>
 #include <iostream>
 #include <new>
+#include <system_error>
 
 #include "apps/espalier/command.h"
 #include "apps/espalier/console.h"
@@ -25,10 +26,10 @@ namespace {
 int exit_code(StatusCode code) {
   switch (code) {
     case StatusCode::kOk: return 0;
-    case StatusCode::kInvalidArgument:
-    case StatusCode::kUnimplemented: return 2;
+    case StatusCode::kInvalidArgument: return 2;
     case StatusCode::kNotFound:
     case StatusCode::kDataLoss:
+    case StatusCode::kUnimplemented:  // data of a kind that this program does not handle
     case StatusCode::kFailedPrecondition: return 3;
     case StatusCode::kResourceExhausted:
     case StatusCode::kUnavailable:
@@ -109,6 +110,9 @@ int run(int argc, char** argv) {
     CommandContext context{common, pool, *progress};
     Result<int> result = entry.body(context);
     progress->finish();
+    if (result.ok() && (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)) {
+      result = resource_exhausted("cannot write to standard output; the result is incomplete");
+    }
     if (result.ok()) return *result;
     print_error(result.error().message());
     return exit_code(result.error().code());
@@ -122,10 +126,14 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);  // a file-size limit is then an error of write, which cleans up
   try {
     return espalier::app::run(argc, argv);
   } catch (const std::bad_alloc&) {
     std::fprintf(stderr, "espalier: error: out of memory; close other programs or use a smaller model\n");
+    return 4;
+  } catch (const std::system_error& e) {
+    std::fprintf(stderr, "espalier: error: the system refused a resource (%s); use fewer --threads or raise the limit\n", e.what());
     return 4;
   } catch (const std::exception& e) {
     std::fprintf(stderr, "espalier: error: internal: %s\n", e.what());

@@ -1,6 +1,7 @@
 #include "base/file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -31,7 +32,7 @@ void sync_folder(const std::filesystem::path& folder) {
 }  // namespace
 
 Result<MappedFile> MappedFile::open(const std::filesystem::path& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe must not block here
   if (fd < 0) return not_found("cannot open '" + path.string() + "': " + std::strerror(errno));
   struct stat st {};
   if (::fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
@@ -95,7 +96,28 @@ Result<std::string> read_text_file(const std::filesystem::path& path, uint64_t l
   return out;
 }
 
+Status check_output_file(const std::filesystem::path& path) {
+  namespace fs = std::filesystem;
+  std::error_code ec;
+  const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
+  if (!path.has_filename()) return failed_precondition("output '" + path.string() + "': expected the name of a file");
+  if (!fs::is_directory(folder, ec)) {
+    return failed_precondition("output '" + path.string() + "': the folder '" + folder.string() + "' does not exist; make it first");
+  }
+  if (::access(folder.c_str(), W_OK) != 0) {
+    return failed_precondition("output '" + path.string() + "': the folder '" + folder.string() + "' cannot be written to: " +
+                               std::strerror(errno));
+  }
+  const fs::file_status status = fs::symlink_status(path, ec);
+  if (fs::exists(status) && !fs::is_regular_file(status)) {
+    const char* kind = fs::is_directory(status) ? "a folder" : fs::is_symlink(status) ? "a symbolic link" : "not a regular file";
+    return failed_precondition("output '" + path.string() + "' is " + kind + "; name a new or a regular file");
+  }
+  return ok_status();
+}
+
 Result<AtomicFile> AtomicFile::create(const std::filesystem::path& path) {
+  RETURN_IF_ERROR(check_output_file(path));
   AtomicFile f;
   f.path_ = path;
   f.partial_ = path;
@@ -179,13 +201,42 @@ Result<AtomicDirectory> AtomicDirectory::create(const std::filesystem::path& pat
   }
   d.partial_ = d.path_;
   d.partial_ += ".partial";
-  if (!reuse_partial) std::filesystem::remove_all(d.partial_, ec);
+  const std::filesystem::path marker = d.partial_ / kMarker;
+  const bool is_left_over = std::filesystem::exists(std::filesystem::symlink_status(d.partial_, ec));
+  if (is_left_over && !std::filesystem::is_regular_file(std::filesystem::symlink_status(marker, ec))) {
+    return failed_precondition("'" + d.partial_.string() + "' is in the way and was not left by an earlier run; move it away");
+  }
   std::filesystem::create_directories(d.partial_, ec);
   if (ec) return failed_precondition("cannot create '" + d.partial_.string() + "': " + ec.message());
+  d.lock_ = ::open(marker.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  if (d.lock_ < 0) return failed_precondition("cannot create '" + marker.string() + "': " + std::strerror(errno));
+  if (::flock(d.lock_, LOCK_EX | LOCK_NB) != 0) {
+    return failed_precondition("another run is writing '" + d.path_.string() + "'; wait for it or choose another name");
+  }
+  if (is_left_over && !reuse_partial) {
+    for (const auto& item : std::filesystem::directory_iterator(d.partial_, ec)) {
+      if (item.path() != marker) std::filesystem::remove_all(item.path(), ec);
+    }
+  }
   return d;
 }
 
+AtomicDirectory::~AtomicDirectory() {
+  if (lock_ >= 0) ::close(lock_);
+}
+
+AtomicDirectory::AtomicDirectory(AtomicDirectory&& other) noexcept
+    : path_(std::move(other.path_)), partial_(std::move(other.partial_)), lock_(std::exchange(other.lock_, -1)) {}
+
+AtomicDirectory& AtomicDirectory::operator=(AtomicDirectory&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(partial_, other.partial_);
+  std::swap(lock_, other.lock_);
+  return *this;
+}
+
 Status AtomicDirectory::commit() {
+  ::unlink((partial_ / kMarker).c_str());
   if (std::rename(partial_.c_str(), path_.c_str()) != 0) {
     return failed_precondition("cannot rename '" + partial_.string() + "' to '" + path_.string() +
                                "': " + std::strerror(errno));

@@ -1,7 +1,8 @@
 // Files: memory-mapped reading, and writing that is whole or not at all.
 //
 // AtomicFile writes to `<path>.partial-<pid>` in the same folder and renames after flush; when it is dropped without
-// commit() the partial file is removed. AtomicDirectory does the same for a folder of outputs.
+// commit() the partial file is removed. AtomicDirectory works in `<path>.partial`, which carries a marker file and a lock: two
+// runs cannot write the same output, and a folder that is not a left-over of ours is never removed.
 #pragma once
 
 #include <cstdint>
@@ -40,9 +41,13 @@ class MappedFile {
 // Whole file as a string. `limit_bytes`: larger files are refused (data_loss) before reading.
 Result<std::string> read_text_file(const std::filesystem::path& path, uint64_t limit_bytes = uint64_t{1} << 30);
 
+// Says before any work is done whether an output file can be written: its folder exists and is writable, and the name is free
+// or a regular file. A device, a folder or a symbolic link is refused, because a rename would replace it.
+Status check_output_file(const std::filesystem::path& path);
+
 class AtomicFile {
  public:
-  // Errors: failed_precondition or resource_exhausted with path and cause.
+  // Errors: those of check_output_file; resource_exhausted with path and cause.
   static Result<AtomicFile> create(const std::filesystem::path& path);
   ~AtomicFile();
   AtomicFile(AtomicFile&& other) noexcept;
@@ -68,9 +73,16 @@ Status write_text_file(const std::filesystem::path& path, std::string_view text)
 // A folder of outputs that appears under its final name only when complete. Work in `partial_path()`.
 class AtomicDirectory {
  public:
-  // `path` must not exist (failed_precondition names it). The partial folder is `<path>.partial`; a left-over one of an
-  // earlier run is kept when `reuse_partial` (resume), else replaced.
+  // `path` must not exist (failed_precondition names it). A left-over `<path>.partial` of an earlier run is kept when
+  // `reuse_partial` (resume), else replaced; one that another run holds, or that we did not make, is refused.
   static Result<AtomicDirectory> create(const std::filesystem::path& path, bool reuse_partial = false);
+
+  ~AtomicDirectory();
+  AtomicDirectory(AtomicDirectory&& other) noexcept;
+  AtomicDirectory& operator=(AtomicDirectory&& other) noexcept;
+
+  // Name of the marker inside the partial folder; commit() removes it, writers of manifests leave it out.
+  static constexpr const char* kMarker = ".espalier-partial";
 
   const std::filesystem::path& partial_path() const { return partial_; }
   // Renames the partial folder to the final name; errors leave it in place.
@@ -82,6 +94,7 @@ class AtomicDirectory {
   AtomicDirectory() = default;
   std::filesystem::path path_;
   std::filesystem::path partial_;
+  int lock_ = -1;  // descriptor of the marker, locked for as long as this object lives
 };
 
 }  // namespace espalier

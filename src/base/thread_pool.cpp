@@ -60,6 +60,16 @@ struct ThreadPool::Impl {
     t_inside_pool = false;
   }
 
+  void stop_all() {
+    {
+      std::lock_guard lock(mutex);
+      stop = true;
+    }
+    wake.notify_all();
+    for (auto& w : workers) w.join();
+    workers.clear();
+  }
+
   void work() {
     uint64_t seen = 0;
     for (;;) {
@@ -79,17 +89,15 @@ struct ThreadPool::Impl {
 ThreadPool::ThreadPool(int n_threads) : impl_(std::make_unique<Impl>()) {
   CHECK(n_threads >= 0);
   const int n = n_threads == 0 ? usable_cpus() : n_threads;
-  for (int i = 1; i < n; ++i) impl_->workers.emplace_back([this] { impl_->work(); });
+  try {
+    for (int i = 1; i < n; ++i) impl_->workers.emplace_back([this] { impl_->work(); });
+  } catch (...) {  // the threads that did start must end before the members that they wait on go away
+    impl_->stop_all();
+    throw;
+  }
 }
 
-ThreadPool::~ThreadPool() {
-  {
-    std::lock_guard lock(impl_->mutex);
-    impl_->stop = true;
-  }
-  impl_->wake.notify_all();
-  for (auto& w : impl_->workers) w.join();
-}
+ThreadPool::~ThreadPool() { impl_->stop_all(); }
 
 int ThreadPool::n_threads() const { return static_cast<int>(impl_->workers.size()) + 1; }
 

@@ -13,7 +13,8 @@ namespace espalier {
 
 class ThreadPool {
  public:
-  // n_threads >= 1 counts the calling thread; 0 means the number of usable CPUs.
+  // n_threads >= 1 counts the calling thread; 0 means the number of usable CPUs. Throws std::system_error when the system
+  // cannot start that many.
   explicit ThreadPool(int n_threads = 0);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

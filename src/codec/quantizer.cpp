@@ -184,7 +184,11 @@ Result<QuantizedMatrix> quantize_matrix(const float* weight, int64_t k, int64_t 
   tensor.trellis.assign(static_cast<size_t>(trellis_words(k, n, options.k2)), 0);
   result.n_zero_rows = scales.n_zero_rows;
   result.n_zero_columns = scales.n_zero_columns;
-  if (scales.is_zero) return result;
+  if (scales.is_zero) {  // all zero, or below what fp16 scales can hold: decodes to zeros, so everything that was there is lost
+    const bool had_weights = std::any_of(weight, weight + k * n, [](float x) { return x != 0.0f; });
+    result.true_error = result.relative_mse = had_weights ? 1.0 : 0.0;
+    return result;
+  }
 
   std::vector<double> factor = rotated_hessian(h, k, result.damping, scales);
   for (int retry = 0; !cholesky_upper(factor.data(), k, pool); ++retry) {

@@ -42,6 +42,9 @@ Result<std::map<std::string, std::vector<std::string>>> read_weight_map(const fs
 Result<TensorIndex> TensorIndex::open(const fs::path& dir, const std::vector<fs::path>& extra_dirs) {
   std::error_code ec;
   if (!fs::is_directory(dir, ec)) return not_found("'" + dir.string() + "' is not a folder");
+  for (const fs::path& extra : extra_dirs) {
+    if (!fs::is_directory(extra, ec)) return not_found("'" + extra.string() + "' is not a folder");
+  }
   TensorIndex index;
   index.dir_ = dir;
 

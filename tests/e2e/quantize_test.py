@@ -270,7 +270,7 @@ class Refusals(Folder):
             self.assertIn(expected, r.stderr)
 
 
-UNSUPPORTED = 2  # a valid file that asks for something this program does not run
+UNSUPPORTED = 3  # a valid file that asks for something this program does not run
 
 if __name__ == "__main__":
     unittest.main(verbosity=2)

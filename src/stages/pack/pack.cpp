@@ -233,6 +233,7 @@ Result<std::vector<std::string>> copy_side_files(const fs::path& source_dir, con
 Result<uint64_t> write_manifest(const fs::path& dir, Progress& progress) {
   ASSIGN_OR_RETURN(std::vector<std::string> names, list_files(dir, true));
   std::erase(names, "MANIFEST.sha256");
+  std::erase(names, AtomicDirectory::kMarker);
   uint64_t total = 0;
   std::error_code ec;
   std::string text;

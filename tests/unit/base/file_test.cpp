@@ -1,6 +1,7 @@
 #include "base/file.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -90,13 +91,55 @@ TEST_F(FileTest, atomic_directory_appears_whole_and_refuses_an_existing_name) {
   EXPECT_EQ(again.error().code(), StatusCode::kFailedPrecondition);
 }
 
-TEST_F(FileTest, atomic_directory_keeps_a_partial_folder_only_for_resume) {
-  fs::create_directories(dir_ / "out.partial");
-  ASSERT_TRUE(write_text_file(dir_ / "out.partial" / "old", "1").ok());
+TEST_F(FileTest, outputs_never_replace_devices_folders_or_links) {
+  fs::create_directories(dir_ / "folder");
+  fs::create_symlink(dir_ / "elsewhere", dir_ / "link");
+  for (const fs::path& path : {fs::path("/dev/null"), dir_ / "folder", dir_ / "link", dir_ / "missing" / "x", fs::path("")}) {
+    const auto r = AtomicFile::create(path);
+    ASSERT_FALSE(r.ok()) << path;
+    EXPECT_EQ(r.error().code(), StatusCode::kFailedPrecondition);
+  }
+  EXPECT_TRUE(fs::is_character_file("/dev/null"));
+}
+
+TEST_F(FileTest, a_pipe_is_not_waited_for) {
+  ASSERT_EQ(::mkfifo((dir_ / "pipe").c_str(), 0600), 0);
+  EXPECT_EQ(MappedFile::open(dir_ / "pipe").error().code(), StatusCode::kNotFound);
+}
+
+// A left-over as a killed run leaves it: the partial folder with its marker.
+void leave_partial(const fs::path& partial) {
+  fs::create_directories(partial);
+  std::ofstream(partial / AtomicDirectory::kMarker).close();
+  std::ofstream(partial / "old") << "1";
+}
+
+TEST_F(FileTest, atomic_directory_keeps_a_left_over_only_for_resume) {
+  leave_partial(dir_ / "out.partial");
   { ASSERT_TRUE(AtomicDirectory::create(dir_ / "out", true).ok()); }
   EXPECT_TRUE(fs::exists(dir_ / "out.partial" / "old"));
-  { ASSERT_TRUE(AtomicDirectory::create(dir_ / "out", false).ok()); }
-  EXPECT_FALSE(fs::exists(dir_ / "out.partial" / "old"));
+  {
+    auto d = AtomicDirectory::create(dir_ / "out", false);
+    ASSERT_TRUE(d.ok()) << d.error().message();
+    EXPECT_FALSE(fs::exists(dir_ / "out.partial" / "old"));
+    ASSERT_TRUE(d->commit().ok());
+  }
+  EXPECT_FALSE(fs::exists(dir_ / "out" / AtomicDirectory::kMarker));
+}
+
+TEST_F(FileTest, atomic_directory_never_removes_a_folder_that_is_not_a_left_over) {
+  fs::create_directories(dir_ / "out.partial");
+  std::ofstream(dir_ / "out.partial" / "notes.txt") << "precious";
+  EXPECT_EQ(AtomicDirectory::create(dir_ / "out").error().code(), StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(fs::exists(dir_ / "out.partial" / "notes.txt"));
+}
+
+TEST_F(FileTest, two_runs_cannot_write_the_same_folder) {
+  auto first = AtomicDirectory::create(dir_ / "out");
+  ASSERT_TRUE(first.ok());
+  const auto second = AtomicDirectory::create(dir_ / "out");
+  ASSERT_FALSE(second.ok());
+  EXPECT_NE(second.error().message().find("another run"), std::string::npos);
 }
 
 }  // namespace
