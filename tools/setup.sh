@@ -2,9 +2,9 @@
 # Everything comes from the distribution, except a few small pinned PyPI wheels that serve as test oracles.
 
 BUILD_PACKAGES=(g++ cmake ninja-build pkg-config ccache libssl-dev nlohmann-json3-dev libcli11-dev libspdlog-dev libfmt-dev
-  libboost1.81-dev libhwy-dev libpcre2-dev libutf8proc-dev libgtest-dev libgmock-dev)
-RUN_PACKAGES=(python3-minimal curl)
-TEST_PACKAGES=(python3 python3-venv python3-numpy zstd)
+  libboost1.81-dev libpcre2-dev libutf8proc-dev libgtest-dev libgmock-dev)
+RUN_PACKAGES=(python3)
+TEST_PACKAGES=(python3-venv python3-numpy zstd)
 
 say() { printf '\n== %s\n' "$*" >&2; }
 
@@ -15,18 +15,20 @@ as_root() {
 
 # need_packages PACKAGE… : installs the missing ones, and only then touches the network.
 need_packages() {
-  local missing=() p
+  local missing=() wanted=() p
   for p in "$@"; do
-    # Ubuntu 24.04 has a newer Boost under another name.
-    if [ "$p" = libboost1.81-dev ] && ! apt-cache show libboost1.81-dev >/dev/null 2>&1 && apt-cache show libboost1.83-dev >/dev/null 2>&1; then
-      p=libboost1.83-dev
-    fi
+    # Newer distributions have a newer Boost under another name; either will do.
+    if [ "$p" = libboost1.81-dev ] && dpkg-query -W -f='${Status}\n' 'libboost1.[89]*-dev' 2>/dev/null | grep -q 'ok installed'; then continue; fi
     dpkg-query -W -f='${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing+=("$p")
   done
   [ ${#missing[@]} -eq 0 ] && return 0
-  say "installing ${missing[*]}"
-  as_root env DEBIAN_FRONTEND=noninteractive apt-get update -qq &&
-    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get update -qq
+  for p in "${missing[@]}"; do
+    if [ "$p" = libboost1.81-dev ] && ! apt-cache show "$p" >/dev/null 2>&1; then p=libboost1.83-dev; fi
+    wanted+=("$p")
+  done
+  say "installing ${wanted[*]}"
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${wanted[@]}" >/dev/null
 }
 
 # oracle_python DIR : makes a virtual environment with the wheels of tests/oracle/requirements.txt in DIR and prints its interpreter.
