@@ -7,7 +7,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include "base/status.h"
 #include "base/thread_pool.h"
@@ -27,6 +29,14 @@ struct QuantizeOptions {
   double spread = 0;                     // wanted rms of the rotated weight in codebook units; 0: the measured best
   SimdTier tier = best_simd_tier();
 };
+
+// Sets of options by effort. kFast: one search per tile and a small refit; kBest: everything that measurably helps, several times
+// the time. Fields that say what to encode (width, codebook, seed, name) keep their defaults.
+enum class Preset : uint8_t { kFast, kBest };
+QuantizeOptions quantize_preset(Preset preset);
+// "fast", "best".
+std::string_view preset_name(Preset preset);
+std::optional<Preset> preset_from_name(std::string_view name);
 
 enum class HessianUse : uint8_t {
   kCalibrated,  // the given Hessian

@@ -342,6 +342,11 @@ TEST(Quantizer, bad_input_is_refused_by_name_and_place) {
   expect_refused(quantize(good, options), {"cuts", StatusCode::kInvalidArgument, {"3"}});
 }
 
+TEST(Quantizer, presets_have_names) {
+  for (Preset preset : {Preset::kFast, Preset::kBest}) EXPECT_EQ(preset_from_name(preset_name(preset)), preset);
+  EXPECT_EQ(preset_from_name("medium"), std::nullopt);
+}
+
 TEST(Quantizer, an_almost_singular_hessian_is_damped_further_and_says_so) {
   Problem p = make_problem(128, 128, 15);
   for (int64_t i = 0; i < 128; ++i) {
