@@ -187,7 +187,7 @@ void add_exl3(CommandTable& table) {
   app->add_option("--weight", encode_options->weight, "tensor [in, out], f32, f16 or bf16")->required();
   CLI::Option* hessian = app->add_option("--hessian", encode_options->hessian, "tensor [in, in], any positive scale");
   app->add_option("--calib", encode_options->calib, "calibration inputs [rows, in] instead of a Hessian")->excludes(hessian);
-  app->add_option("--bits", encode_options->bits, "1 to 8")->required();
+  app->add_option("--bits", encode_options->bits, "1 to 8; with mul1 also 1.5, 2.5, 3.5")->required();
   app->add_option("--codebook", encode_options->codebook, "mul1, mcg or 3inst")->capture_default_str();
   app->add_option("--name", encode_options->name, "name of the matrix in the output")->required();
   app->add_option("--out", encode_options->out, "safetensors file to write")->required();

@@ -26,8 +26,9 @@ Status check_request(const float* weight, int64_t k, int64_t n, const QuantizeOp
   if (!is_width(options.k2)) {
     return invalid_argument(options.name + ": no such width: " + std::to_string(options.k2) + " half bits");
   }
-  if (!is_searchable_width(options.k2)) {
-    return unimplemented(options.name + ": encoding at " + width_text(options.k2) + " bits; use a whole number of bits");
+  if (!is_searchable_width(options.k2, options.codebook)) {
+    return invalid_argument(options.name + ": " + width_text(options.k2) + " bits need the codebook mul1, found " +
+                            std::string(codebook_name(options.codebook)) + "; use mul1 or a whole number of bits");
   }
   if (options.n_cuts != 1 && options.n_cuts != 2 && options.n_cuts != 4) {
     return invalid_argument(options.name + ": expected 1, 2 or 4 cuts, found " + std::to_string(options.n_cuts));

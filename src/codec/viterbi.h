@@ -23,14 +23,16 @@ enum class CostKind : uint8_t {
 
 struct SearchOptions {
   Codebook codebook = Codebook::kMul1;
-  int k2 = 6;          // width in half bits; even widths only (K = 1..8)
+  int k2 = 6;          // width in half bits: 2..16 even, and with mul1 3, 5, 7
   int n_cuts = 1;      // 1, 2 or 4 places to close the ring at; the best result is kept. Cost is proportional.
   CostKind costs = CostKind::kAuto;
   SimdTier tier = best_simd_tier();
 };
 
-// True when search_tiles serves this width.
-constexpr bool is_searchable_width(int k2) { return k2 >= 2 && k2 <= 16 && k2 % 2 == 0; }
+// True when search_tiles serves this width. Half-integer widths exist for mul1 only.
+constexpr bool is_searchable_width(int k2, Codebook codebook = Codebook::kMul1) {
+  return is_width(k2) && (k2 % 2 == 0 || codebook == Codebook::kMul1);
+}
 
 // tiles  [n_tiles, 256]:f32  targets in ring order, codebook units, finite (checked)
 // states [n_tiles, 256]:u16  written

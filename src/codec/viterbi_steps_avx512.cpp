@@ -21,14 +21,14 @@ struct U16x32 {
   static V add(V a, V b) { return _mm512_adds_epu16(a, b); }
   static V subtract(V a, V b) { return _mm512_sub_epi16(a, b); }
   static V min(V a, V b) { return _mm512_min_epu16(a, b); }
-  template <int K>
+  template <CostRule kRule>
   static V error(V code, V w) {
     V d = _mm512_sub_epi16(code, w);
-    if constexpr (K >= 5) {
+    if constexpr (kRule == CostRule::kClipped) {
       d = _mm512_min_epu16(_mm512_abs_epi16(d), _mm512_set1_epi16(255));
       return _mm512_mullo_epi16(d, d);
     }
-    if constexpr (K == 4) d = _mm512_adds_epi16(d, d);
+    if constexpr (kRule == CostRule::kDoubled) d = _mm512_adds_epi16(d, d);
     return _mm512_mulhrs_epi16(d, d);
   }
   static void interleave(V a, V b, V& lo, V& hi) {
@@ -53,7 +53,7 @@ struct F32x16 {
   static V splat_code(C x) { return _mm512_set1_ps(x); }
   static V add(V a, V b) { return _mm512_add_ps(a, b); }
   static V min(V a, V b) { return _mm512_min_ps(a, b); }
-  template <int K>
+  template <CostRule kRule>
   static V error(V code, V w) {
     const V d = _mm512_sub_ps(code, w);
     return _mm512_mul_ps(d, d);

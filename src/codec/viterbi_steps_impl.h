@@ -1,51 +1,53 @@
 // Bodies of the search steps over a vector type; included by one .cpp per instruction set, everything in an unnamed namespace
 // so that no instance leaks into another tier.
 //
-// `Lanes` offers: T (cost), C (code), V (vector), kLanes, load, store, load_code, broadcast, splat_code, error<K>(code, w),
+// `Lanes` offers: T (cost), C (code), V (vector), kLanes, load, store, load_code, broadcast, splat_code, error<rule>(code, w),
 // add (saturating for integers), min, and interleave(a, b, lo, hi) over the whole vector.
 #pragma once
 
+#include "codec/viterbi_cost.h"
 #include "codec/viterbi_steps.h"
 
 namespace espalier::codec {
 namespace {
 
-// K <= 4. A vector holds consecutive groups g; the 2^K in-costs of a group serve all 2^K out-nodes, and K perfect shuffles
-// bring the results back to node order.
-template <typename Lanes, int K>
+// K <= 4. A vector holds consecutive groups g; the 2^out_bits in-costs of a group serve all 2^in_bits out-nodes, and in_bits
+// perfect shuffles bring the results back to node order.
+template <typename Lanes, CostRule kRule, int kInBits, int kOutBits>
 void step_by_groups(const typename Lanes::T* prev, typename Lanes::T* next, const typename Lanes::C* table,
                     typename Lanes::C w) {
   using V = typename Lanes::V;
-  constexpr int kBranches = 1 << K;
-  constexpr int kGroups = 65536 >> (2 * K);
+  constexpr int kBranches = 1 << kOutBits;
+  constexpr int kResults = 1 << kInBits;
+  constexpr int kGroups = 65536 >> (kInBits + kOutBits);
   constexpr int kLanes = Lanes::kLanes;
   const auto target = Lanes::splat_code(w);
   for (int g = 0; g < kGroups; g += kLanes) {
     V in[kBranches];
     for (int q = 0; q < kBranches; ++q) in[q] = Lanes::load(prev + q * kGroups + g);
-    V out[kBranches];
-    for (int l = 0; l < kBranches; ++l) {
-      V best = Lanes::add(in[0], Lanes::template error<K>(Lanes::load_code(table), target));
+    V out[kResults];
+    for (int l = 0; l < kResults; ++l) {
+      V best = Lanes::add(in[0], Lanes::template error<kRule>(Lanes::load_code(table), target));
       for (int q = 1; q < kBranches; ++q) {
-        const V cost = Lanes::add(in[q], Lanes::template error<K>(Lanes::load_code(table + q * kLanes), target));
+        const V cost = Lanes::add(in[q], Lanes::template error<kRule>(Lanes::load_code(table + q * kLanes), target));
         best = Lanes::min(best, cost);
       }
       out[l] = best;
       table += kBranches * kLanes;
     }
-    for (int stage = 0; stage < K; ++stage) {
-      V mixed[kBranches];
-      for (int i = 0; i < kBranches / 2; ++i) {
-        Lanes::interleave(out[i], out[i + kBranches / 2], mixed[2 * i], mixed[2 * i + 1]);
+    for (int stage = 0; stage < kInBits; ++stage) {
+      V mixed[kResults];
+      for (int i = 0; i < kResults / 2; ++i) {
+        Lanes::interleave(out[i], out[i + kResults / 2], mixed[2 * i], mixed[2 * i + 1]);
       }
-      for (int i = 0; i < kBranches; ++i) out[i] = mixed[i];
+      for (int i = 0; i < kResults; ++i) out[i] = mixed[i];
     }
-    for (int i = 0; i < kBranches; ++i) Lanes::store(next + g * kBranches + i * kLanes, out[i]);
+    for (int i = 0; i < kResults; ++i) Lanes::store(next + g * kResults + i * kLanes, out[i]);
   }
 }
 
 // K >= 5. A vector holds consecutive out-nodes of one group, so the in-cost of a branch is one number.
-template <typename Lanes, int K>
+template <typename Lanes, CostRule kRule, int K>
 void step_by_nodes(const typename Lanes::T* prev, typename Lanes::T* next, const typename Lanes::C* table,
                    typename Lanes::C w) {
   using V = typename Lanes::V;
@@ -61,13 +63,13 @@ void step_by_nodes(const typename Lanes::T* prev, typename Lanes::T* next, const
       V best[kTogether];
       const V in0 = Lanes::broadcast(prev[g]);
       for (int v = 0; v < kTogether; ++v) {
-        best[v] = Lanes::add(in0, Lanes::template error<K>(Lanes::load_code(codes + (first + v) * kLanes), target));
+        best[v] = Lanes::add(in0, Lanes::template error<kRule>(Lanes::load_code(codes + (first + v) * kLanes), target));
       }
       for (int q = 1; q < kBranches; ++q) {
         const V in = Lanes::broadcast(prev[q * kGroups + g]);
         const typename Lanes::C* row = codes + q * kBranches + first * kLanes;
         for (int v = 0; v < kTogether; ++v) {
-          best[v] = Lanes::min(best[v], Lanes::add(in, Lanes::template error<K>(Lanes::load_code(row + v * kLanes), target)));
+          best[v] = Lanes::min(best[v], Lanes::add(in, Lanes::template error<kRule>(Lanes::load_code(row + v * kLanes), target)));
         }
       }
       for (int v = 0; v < kTogether; ++v) Lanes::store(next + g * kBranches + (first + v) * kLanes, best[v]);
@@ -89,27 +91,39 @@ typename Lanes::T subtract_minimum(typename Lanes::T* costs, int size) {
   return least;
 }
 
+template <typename Lanes, int k2, int kParity>
+constexpr auto step_of() {
+  constexpr CostRule kRule = cost_rule(k2);
+  constexpr int kInBits = step_bits(k2, kParity);
+  constexpr int kOutBits = step_bits(k2, kParity + 1);
+  if constexpr (k2 <= 8) return step_by_groups<Lanes, kRule, kInBits, kOutBits>;
+  else return step_by_nodes<Lanes, kRule, kInBits>;
+}
+
+template <typename Lanes16, typename Lanes32, int k2>
+void add_steps(StepKernels& s) {
+  s.step16[k2][0] = step_of<Lanes16, k2, 0>();
+  s.step16[k2][1] = step_of<Lanes16, k2, 1>();
+  s.step32[k2][0] = step_of<Lanes32, k2, 0>();
+  s.step32[k2][1] = step_of<Lanes32, k2, 1>();
+}
+
 template <typename Lanes16, typename Lanes32>
 StepKernels make_step_kernels() {
   StepKernels s;
   s.lanes16 = Lanes16::kLanes;
   s.lanes32 = Lanes32::kLanes;
-  s.step16[1] = step_by_groups<Lanes16, 1>;
-  s.step16[2] = step_by_groups<Lanes16, 2>;
-  s.step16[3] = step_by_groups<Lanes16, 3>;
-  s.step16[4] = step_by_groups<Lanes16, 4>;
-  s.step16[5] = step_by_nodes<Lanes16, 5>;
-  s.step16[6] = step_by_nodes<Lanes16, 6>;
-  s.step16[7] = step_by_nodes<Lanes16, 7>;
-  s.step16[8] = step_by_nodes<Lanes16, 8>;
-  s.step32[1] = step_by_groups<Lanes32, 1>;
-  s.step32[2] = step_by_groups<Lanes32, 2>;
-  s.step32[3] = step_by_groups<Lanes32, 3>;
-  s.step32[4] = step_by_groups<Lanes32, 4>;
-  s.step32[5] = step_by_nodes<Lanes32, 5>;
-  s.step32[6] = step_by_nodes<Lanes32, 6>;
-  s.step32[7] = step_by_nodes<Lanes32, 7>;
-  s.step32[8] = step_by_nodes<Lanes32, 8>;
+  add_steps<Lanes16, Lanes32, 2>(s);
+  add_steps<Lanes16, Lanes32, 3>(s);
+  add_steps<Lanes16, Lanes32, 4>(s);
+  add_steps<Lanes16, Lanes32, 5>(s);
+  add_steps<Lanes16, Lanes32, 6>(s);
+  add_steps<Lanes16, Lanes32, 7>(s);
+  add_steps<Lanes16, Lanes32, 8>(s);
+  add_steps<Lanes16, Lanes32, 10>(s);
+  add_steps<Lanes16, Lanes32, 12>(s);
+  add_steps<Lanes16, Lanes32, 14>(s);
+  add_steps<Lanes16, Lanes32, 16>(s);
   s.subtract_minimum16 = subtract_minimum<Lanes16>;
   return s;
 }

@@ -17,9 +17,9 @@ struct U16x1 {
   static V add(V a, V b) { return saturating_add(a, b); }
   static V subtract(V a, V b) { return static_cast<V>(a - b); }
   static V min(V a, V b) { return b < a ? b : a; }
-  template <int K>
+  template <CostRule kRule>
   static V error(C code, C w) {
-    return integer_error(K, code, w);
+    return integer_error(kRule, code, w);
   }
   static void interleave(V a, V b, V& lo, V& hi) {
     lo = a;
@@ -39,7 +39,7 @@ struct F32x1 {
   static C splat_code(C x) { return x; }
   static V add(V a, V b) { return a + b; }
   static V min(V a, V b) { return b < a ? b : a; }
-  template <int K>
+  template <CostRule kRule>
   static V error(C code, C w) {
     return float_error(code, w);
   }

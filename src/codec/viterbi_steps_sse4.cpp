@@ -19,14 +19,14 @@ struct U16x8 {
   static V add(V a, V b) { return _mm_adds_epu16(a, b); }
   static V subtract(V a, V b) { return _mm_sub_epi16(a, b); }
   static V min(V a, V b) { return _mm_min_epu16(a, b); }
-  template <int K>
+  template <CostRule kRule>
   static V error(V code, V w) {
     V d = _mm_sub_epi16(code, w);
-    if constexpr (K >= 5) {
+    if constexpr (kRule == CostRule::kClipped) {
       d = _mm_min_epu16(_mm_abs_epi16(d), _mm_set1_epi16(255));
       return _mm_mullo_epi16(d, d);
     }
-    if constexpr (K == 4) d = _mm_adds_epi16(d, d);
+    if constexpr (kRule == CostRule::kDoubled) d = _mm_adds_epi16(d, d);
     return _mm_mulhrs_epi16(d, d);
   }
   static void interleave(V a, V b, V& lo, V& hi) {
@@ -47,7 +47,7 @@ struct F32x4 {
   static V splat_code(C x) { return _mm_set1_ps(x); }
   static V add(V a, V b) { return _mm_add_ps(a, b); }
   static V min(V a, V b) { return _mm_min_ps(a, b); }
-  template <int K>
+  template <CostRule kRule>
   static V error(V code, V w) {
     const V d = _mm_sub_ps(code, w);
     return _mm_mul_ps(d, d);

@@ -114,6 +114,9 @@ double best_spread(Codebook codebook, int k2) {
       {1.1249, 0.9972, 0.9453, 0.9200, 0.8850, 0.8700, 0.8600, 0.8200},
   }};
   static constexpr std::array<double, 8> kDrift = {1.08, 1.03, 1.02, 1.02, 1.02, 1.02, 1.02, 1.03};
+  static constexpr std::array<double, 3> kHalfSpread = {1.03, 0.965, 0.92};  // mul1 at K = 1.5, 2.5, 3.5
+  static constexpr std::array<double, 3> kHalfDrift = {1.05, 1.025, 1.02};
+  if (k2 % 2 != 0) return kHalfSpread[static_cast<size_t>(k2 / 2 - 1)] / kHalfDrift[static_cast<size_t>(k2 / 2 - 1)];
   const size_t column = static_cast<size_t>(k2 / 2 - 1);
   return kSpread[static_cast<size_t>(codebook)][column] / kDrift[column];
 }

@@ -126,7 +126,7 @@ TEST(Quantizer, reported_errors_are_those_of_the_stored_tensor) {
 
 TEST(Quantizer, threads_tiers_and_repetition_give_the_same_bytes) {
   const Problem p = make_problem(128, 256, 2);
-  for (int k2 : {4, 6, 12}) {
+  for (int k2 : {4, 5, 6, 12}) {
     QuantizeOptions options;
     options.k2 = k2;
     const QuantizedMatrix expected = quantize(p, options, 1).value();
@@ -336,7 +336,9 @@ TEST(Quantizer, bad_input_is_refused_by_name_and_place) {
   options.k2 = 18;
   expect_refused(quantize(good, options), {"width", StatusCode::kInvalidArgument, {"18"}});
   options.k2 = 5;
-  expect_refused(quantize(good, options), {"half step", StatusCode::kUnimplemented, {"2.5"}});
+  options.codebook = Codebook::kMcg;
+  expect_refused(quantize(good, options), {"half step", StatusCode::kInvalidArgument, {"2.5", "mcg", "mul1"}});
+  options.codebook = Codebook::kMul1;
   options.k2 = 6;
   options.n_cuts = 3;
   expect_refused(quantize(good, options), {"cuts", StatusCode::kInvalidArgument, {"3"}});
