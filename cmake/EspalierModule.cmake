@@ -2,10 +2,16 @@
 #
 # Makes the static library espalier_<name> from src/<name>/**/*.cpp. A file whose name ends in _avx2.cpp or _avx512.cpp is
 # compiled for that instruction set (and only on x86); it must keep everything but its entry points internal, because inline
-# functions shared with other files could otherwise be linked from here and crash an older CPU.
+# functions shared with other files could otherwise be linked from here and crash an older CPU. With CUDA, *.cu files belong to the
+# module too; without it, files whose name ends in _without_cuda.cpp stand in for them.
 function(espalier_module name)
   cmake_parse_arguments(M "" "" "DEPENDS;LIBRARIES" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/${name}/*.cpp")
+  if(ESPALIER_HAS_CUDA)
+    file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/${name}/*.cu")
+    list(FILTER sources EXCLUDE REGEX "_without_cuda\\.cpp$")
+    list(APPEND sources ${cuda_sources})
+  endif()
   foreach(source IN LISTS sources)
     if(source MATCHES "_avx512\\.cpp$" OR source MATCHES "_avx2\\.cpp$")
       if(NOT ESPALIER_X86)
@@ -24,6 +30,9 @@ function(espalier_module name)
   add_library(espalier_${name} STATIC ${sources})
   target_include_directories(espalier_${name} PUBLIC "${PROJECT_SOURCE_DIR}/src")
   target_link_libraries(espalier_${name} PRIVATE espalier_flags)
+  if(cuda_sources)
+    target_link_libraries(espalier_${name} PUBLIC CUDA::cudart_static)
+  endif()
   foreach(dependency IN LISTS M_DEPENDS)
     target_link_libraries(espalier_${name} PUBLIC espalier_${dependency})
   endforeach()

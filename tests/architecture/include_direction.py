@@ -9,14 +9,15 @@ import sys
 # module -> modules it may include besides itself
 ALLOWED = {
     "base": set(),
+    "device": {"base"},
     "tensor": {"base"},
     "format": {"base", "tensor"},
-    "ops": {"base", "tensor"},
-    "codec": {"base", "tensor", "format", "ops"},
+    "ops": {"base", "device", "tensor"},
+    "codec": {"base", "device", "tensor", "format", "ops"},
     "text": {"base", "format"},
-    "model": {"base", "tensor", "format", "ops", "codec", "text"},
-    "stages": {"base", "tensor", "format", "ops", "codec", "text", "model"},
-    "runtime": {"base", "tensor", "format", "ops", "codec", "text", "model"},
+    "model": {"base", "device", "tensor", "format", "ops", "codec", "text"},
+    "stages": {"base", "device", "tensor", "format", "ops", "codec", "text", "model"},
+    "runtime": {"base", "device", "tensor", "format", "ops", "codec", "text", "model"},
     "serve": {"base", "format", "text", "model", "runtime"},
 }
 # Stages meet in artefacts; the exceptions are the pack writer, which every stage that produces a model folder uses, and the

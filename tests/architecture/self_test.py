@@ -10,6 +10,8 @@ CASES = [
     ("src/format/json.cpp", '#include "model/config.h"'),
     ("src/tensor/view.h", "#include <nlohmann/json.hpp>"),
     ("src/base/log.cpp", "#include <cuda_runtime.h>"),
+    ("src/device/stream.h", "#include <cuda_runtime.h>"),
+    ("src/device/stream.cu", '#include "codec/trellis.h"'),
     ("src/base/log.cpp", '#include "tests/unit/x.h"'),
     ("src/base/log.cpp", '#include "apps/espalier/command.h"'),
     ("src/stages/eval/eval.cpp", '#include "stages/quantize/quantize.h"'),

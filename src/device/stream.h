@@ -1,0 +1,73 @@
+// A queue of device work, and where its errors are told.
+//
+// A kernel that faults is noticed later, by whoever waits next. A Stream therefore remembers the step that its owner announced and
+// the kernels launched since the last wait, and `synchronize` blames that step instead of the next innocent call. After a device fault
+// the CUDA context is lost: every later call fails, and only a new process helps.
+// Threads: one stream belongs to one thread at a time.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+
+struct CUstream_st;
+struct CUevent_st;
+
+namespace espalier::device {
+
+class Stream {
+ public:
+  // Errors: as find_device, or what the runtime says.
+  static Result<Stream> create(int device = 0);
+  ~Stream();
+  Stream(Stream&& other) noexcept;
+  Stream& operator=(Stream&& other) noexcept;
+
+  CUstream_st* handle() const { return handle_; }  // a cudaStream_t
+  int device() const { return device_; }
+
+  // Names the work that follows, for errors: "layer 7 experts".
+  void begin_step(std::string name);
+  // To be called right after every launch with the kernel's name (static storage). Reports a refused launch; an
+  // asynchronous fault may also appear here, and is then attributed to the step, not to this kernel.
+  Status launched(const char* kernel);
+  // Waits for everything queued. Errors name the step, the kernels launched since the last wait, and the device.
+  Status synchronize();
+
+  // Queue copies of size_bytes; host memory may be pageable (the call then returns when it has been read).
+  Status copy_to_device(void* device_to, const void* host_from, size_t size_bytes);
+  Status copy_to_host(void* host_to, const void* device_from, size_t size_bytes);
+  Status copy_on_device(void* to, const void* from, size_t size_bytes);
+  Status fill_bytes(void* to, int byte, size_t size_bytes);
+
+ private:
+  Stream() = default;
+  Status failure(int code, const char* found_by, const char* call) const;
+
+  CUstream_st* handle_ = nullptr;
+  int device_ = 0;
+  std::string step_ = "start";
+  std::vector<const char*> kernels_;  // since the last wait; the last few are kept
+};
+
+// A point in a stream, for timing. Errors: what the runtime says.
+class Event {
+ public:
+  static Result<Event> create(int device = 0);
+  ~Event();
+  Event(Event&& other) noexcept;
+  Event& operator=(Event&& other) noexcept;
+
+  CUevent_st* handle() const { return handle_; }  // a cudaEvent_t
+  Status record(Stream& stream);
+  // Waits for this event. Milliseconds of device time from `start`, which must have been recorded before it.
+  Result<double> milliseconds_since(const Event& start) const;
+
+ private:
+  Event() = default;
+  CUevent_st* handle_ = nullptr;
+};
+
+}  // namespace espalier::device
