@@ -25,7 +25,14 @@ CLI::App* CommandTable::add_to(CLI::App* group, const std::string& name, const s
   app->add_flag("--json", common_.json, "Print exactly one JSON document on stdout")->group("Common");
   app->add_flag("--quiet", common_.quiet, "No progress on stderr")->group("Common");
   app->add_option("--threads", common_.threads, "Threads; 0 = all usable CPUs")->group("Common");
-  app->add_option("--seed", common_.seed, "Seed of everything random")->group("Common");
+  app->add_option("--seed", common_.seed, "Seed of everything random")
+      ->check(CLI::Validator(
+          [](std::string& text) {
+            return text.find('-') == std::string::npos ? std::string()
+                                                       : "expected a whole number of at least 0, found '" + text + "'";
+          },
+          ""))
+      ->group("Common");
   app->add_option("--device", common_.device, "cpu, cuda or cuda:N")->group("Common");
   app->add_option("--log-level", common_.log_level, "debug, info, warning or error")
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}))

@@ -206,6 +206,10 @@ Result<AtomicDirectory> AtomicDirectory::create(const std::filesystem::path& pat
   if (is_left_over && !std::filesystem::is_regular_file(std::filesystem::symlink_status(marker, ec))) {
     return failed_precondition("'" + d.partial_.string() + "' is in the way and was not left by an earlier run; move it away");
   }
+  for (std::filesystem::path parent = d.path_.parent_path(); !parent.empty() && !std::filesystem::exists(parent, ec);
+       parent = parent.parent_path()) {
+    d.made_parents_.push_back(parent);
+  }
   std::filesystem::create_directories(d.partial_, ec);
   if (ec) return failed_precondition("cannot create '" + d.partial_.string() + "': " + ec.message());
   d.lock_ = ::open(marker.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
@@ -226,11 +230,15 @@ AtomicDirectory::~AtomicDirectory() {
 }
 
 AtomicDirectory::AtomicDirectory(AtomicDirectory&& other) noexcept
-    : path_(std::move(other.path_)), partial_(std::move(other.partial_)), lock_(std::exchange(other.lock_, -1)) {}
+    : path_(std::move(other.path_)),
+      partial_(std::move(other.partial_)),
+      made_parents_(std::move(other.made_parents_)),
+      lock_(std::exchange(other.lock_, -1)) {}
 
 AtomicDirectory& AtomicDirectory::operator=(AtomicDirectory&& other) noexcept {
   std::swap(path_, other.path_);
   std::swap(partial_, other.partial_);
+  std::swap(made_parents_, other.made_parents_);
   std::swap(lock_, other.lock_);
   return *this;
 }
@@ -248,6 +256,9 @@ Status AtomicDirectory::commit() {
 void AtomicDirectory::discard() {
   std::error_code ec;
   std::filesystem::remove_all(partial_, ec);
+  for (const std::filesystem::path& parent : made_parents_) {  // innermost first; stops at the first that others use by now
+    if (!std::filesystem::remove(parent, ec)) break;
+  }
 }
 
 }  // namespace espalier

@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/status.h"
 
@@ -87,13 +88,14 @@ class AtomicDirectory {
   const std::filesystem::path& partial_path() const { return partial_; }
   // Renames the partial folder to the final name; errors leave it in place.
   Status commit();
-  // Removes the partial folder and everything in it.
+  // Removes the partial folder and everything in it, and the parents that create() had to make as far as they are empty.
   void discard();
 
  private:
   AtomicDirectory() = default;
   std::filesystem::path path_;
   std::filesystem::path partial_;
+  std::vector<std::filesystem::path> made_parents_;  // innermost first
   int lock_ = -1;  // descriptor of the marker, locked for as long as this object lives
 };
 

@@ -152,6 +152,9 @@ Result<ChatMessage> parse_message(const Json& message, const std::string& where)
       break;
     }
     case ChatRole::kUser: {
+      if (find_member(message, "content") == nullptr) {
+        return invalid_argument(where + ".content: is missing; a user message needs a string or an array of parts");
+      }
       if (find_member(message, "task") == nullptr) break;
       ASSIGN_OR_RETURN(out.task, string_member(message, "task", where));
       if (std::find(kTasks.begin(), kTasks.end(), *out.task) == kTasks.end()) {

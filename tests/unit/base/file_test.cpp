@@ -91,6 +91,23 @@ TEST_F(FileTest, atomic_directory_appears_whole_and_refuses_an_existing_name) {
   EXPECT_EQ(again.error().code(), StatusCode::kFailedPrecondition);
 }
 
+TEST_F(FileTest, a_discarded_directory_takes_the_parents_along_that_it_made) {
+  fs::create_directories(dir_ / "there");
+  {
+    auto d = AtomicDirectory::create(dir_ / "there" / "a" / "b" / "out");
+    ASSERT_TRUE(d.ok());
+    d->discard();
+  }
+  EXPECT_TRUE(fs::exists(dir_ / "there"));
+  EXPECT_FALSE(fs::exists(dir_ / "there" / "a"));
+  auto d = AtomicDirectory::create(dir_ / "there" / "a" / "b" / "out");
+  ASSERT_TRUE(d.ok());
+  ASSERT_TRUE(write_text_file(dir_ / "there" / "a" / "kept", "1").ok());
+  d->discard();
+  EXPECT_FALSE(fs::exists(dir_ / "there" / "a" / "b"));
+  EXPECT_TRUE(fs::exists(dir_ / "there" / "a" / "kept"));
+}
+
 TEST_F(FileTest, outputs_never_replace_devices_folders_or_links) {
   fs::create_directories(dir_ / "folder");
   fs::create_symlink(dir_ / "elsewhere", dir_ / "link");

@@ -153,7 +153,8 @@ TEST(ChatCall, what_is_not_served_is_refused_by_name) {
 TEST(ChatCall, messages_must_be_a_non_empty_array_of_known_roles) {
   for (const char* body : {"{}", R"({"messages":[]})", R"({"messages":"hi"})", R"({"messages":null})", R"({"messages":[7]})",
                            R"({"messages":[{"role":"wizard","content":"x"}]})", R"({"messages":[{"content":"x"}]})",
-                           R"({"messages":[{"role":"user","content":7}]})",
+                           R"({"messages":[{"role":"user","content":7}]})", R"({"messages":[{"role":"user"}]})",
+                           R"({"messages":[{"role":"user","content":null}]})",
                            R"({"messages":[{"role":"user","content":[{"type":"text","text":5}]}]})"}) {
     const ApiError error = error_of(parse_chat_call(body, kRules));
     EXPECT_EQ(error.status, 400) << body;
