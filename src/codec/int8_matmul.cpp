@@ -3,19 +3,19 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <vector>
 
 #include "base/check.h"
-#include "codec/hadamard.h"
 #include "codec/int8_matmul_kernels.h"
-#include "codec/int8_matmul_rows.h"
-#include "tensor/float_formats.h"
 
 namespace espalier::codec {
 namespace {
 
 // Rows that share one decoding: enough to hide it, few enough for their partial sums to stay in the second cache.
 constexpr int64_t kRowGroup = 256;
+// Column blocks that one thread takes through a chunk together: neighbours in memory.
+constexpr int64_t kMostBlocks = 8;
 
 const Int8Kernels& kernels_of(SimdTier tier) {
   switch (tier) {
@@ -30,47 +30,80 @@ const Int8Kernels& kernels_of(SimdTier tier) {
   }
 }
 
-// One job and its share of the loops over chunks and over (row group, column block).
+template <typename T>
+std::unique_ptr<T[]> array(int64_t size) {
+  return std::make_unique_for_overwrite<T[]>(static_cast<size_t>(size));
+}
+
+// One job, its quantized rows, and its share of the loops over chunks and over units (row group, some column blocks).
 struct Prepared {
   const Int8Job* job;
-  QuantizedRows rows;
-  bool as_bytes;
+  Int8Form form;
+  int64_t n_chunks;
+  int64_t blocks_per_unit;
+  int64_t units_per_group;
   int64_t first_chunk;
   int64_t first_unit;
+  std::unique_ptr<uint64_t[]> quads;  // [chunk, row, 32]; the others [chunk, row]
+  std::unique_ptr<float[]> scale;
+  std::unique_ptr<float[]> shift;
+  std::unique_ptr<int32_t[]> centre;
+
+  Int8Rows rows_of(int64_t chunk, int64_t first, int64_t rows) const {
+    const int64_t at = chunk * job->rows + first;
+    return {quads.get() + at * kQuadsPerChunk, scale.get() + at, centre.get() + at, rows};
+  }
+  // What z starts from; NaN for a row that is not finite.
+  float start(int64_t row) const {
+    float sum = 0;
+    for (int64_t c = 0; c < n_chunks; ++c) sum += shift[c * job->rows + row];
+    return sum;
+  }
 };
 
 // The job that index `i` of a loop falls into.
 template <int64_t Prepared::*kFirst>
-Prepared& job_of(std::vector<Prepared>& jobs, int64_t i) {
+const Prepared& job_of(const std::vector<Prepared>& jobs, int64_t i) {
   auto next = std::upper_bound(jobs.begin(), jobs.end(), i, [](int64_t v, const Prepared& p) { return v < p.*kFirst; });
   return *(next - 1);
 }
 
+void quantize_chunk(const Int8Kernels& kernels, const Prepared& p, int64_t chunk) {
+  const Exl3View& weight = p.job->weight;
+  const int64_t at = chunk * p.job->rows;
+  kernels.quantize(weight.suh + chunk * kChunk, p.job->x + chunk * kChunk, weight.k(), p.job->rows, p.form,
+                   {p.quads.get() + at * kQuadsPerChunk, p.scale.get() + at, p.shift.get() + at, p.centre.get() + at});
+}
+
 void multiply_unit(const Int8Kernels& kernels, const Prepared& p, int64_t unit, std::vector<float>& z) {
   const Exl3View& weight = p.job->weight;
-  const int64_t n_blocks = weight.n() / kBlock;
-  const int64_t block = unit % n_blocks;
-  const int64_t first = unit / n_blocks * kRowGroup;
+  const int64_t first_block = unit % p.units_per_group * p.blocks_per_unit;
+  const int64_t n_blocks = std::min(p.blocks_per_unit, weight.n() / kBlock - first_block);
+  const int64_t first = unit / p.units_per_group * kRowGroup;
   const int64_t rows = std::min(kRowGroup, p.job->rows - first);
-  z.resize(static_cast<size_t>(rows * kBlock));
+  z.resize(static_cast<size_t>(n_blocks * rows * kBlock));
   std::vector<float> starts(static_cast<size_t>(rows));
   for (int64_t r = 0; r < rows; ++r) {
-    starts[static_cast<size_t>(r)] = p.rows.start(first + r);
-    std::fill_n(z.data() + r * kBlock, kBlock, starts[static_cast<size_t>(r)]);
+    starts[static_cast<size_t>(r)] = p.start(first + r);
+    for (int64_t b = 0; b < n_blocks; ++b)
+      std::fill_n(z.data() + (b * rows + r) * kBlock, kBlock, starts[static_cast<size_t>(r)]);
   }
-  const auto kernel = p.as_bytes ? kernels.bytes : kernels.words;
-  for (int64_t c = 0; c < p.rows.n_chunks(); ++c) kernel(weight.trellis, c, block, p.rows.rows_of(c, first, rows), z.data());
-  float svh[kBlock];
-  for (int c = 0; c < kBlock; ++c) svh[c] = decode_f16(weight.svh[block * kBlock + c]);
-  for (int64_t r = 0; r < rows; ++r) {
-    float* y = p.job->y + (first + r) * weight.n() + block * kBlock;
-    if (std::isnan(starts[static_cast<size_t>(r)])) {
-      std::fill_n(y, kBlock, std::numeric_limits<float>::quiet_NaN());
-      continue;
+  const auto product = p.form == Int8Form::kPlainBytes ? kernels.bytes : kernels.words;
+  const int64_t block_words = kBlock / kTile * tile_words(weight.trellis.k2);
+  const int64_t chunk_words = kChunk / kTile * (weight.n() / kTile) * tile_words(weight.trellis.k2);
+  for (int64_t c = 0; c < p.n_chunks; ++c) {
+    for (int64_t b = 0; b < n_blocks; ++b) {
+      const int64_t next_words = b + 1 < n_blocks ? block_words : chunk_words - b * block_words;
+      product(weight.trellis, {c, first_block + b, next_words}, p.rows_of(c, first, rows), z.data() + b * rows * kBlock);
     }
-    float* zr = z.data() + r * kBlock;
-    hadamard128_sum(zr);
-    for (int c = 0; c < kBlock; ++c) y[c] = zr[c] * kHadamardScale * svh[c];
+  }
+  for (int64_t b = 0; b < n_blocks; ++b) {
+    float* y = p.job->y + first * weight.n() + (first_block + b) * kBlock;
+    kernels.rotate(weight.svh + (first_block + b) * kBlock, z.data() + b * rows * kBlock, rows, y, weight.n());
+    for (int64_t r = 0; r < rows; ++r) {  // the same NaN everywhere
+      if (std::isnan(starts[static_cast<size_t>(r)]))
+        std::fill_n(y + r * weight.n(), kBlock, std::numeric_limits<float>::quiet_NaN());
+    }
   }
 }
 
@@ -82,26 +115,46 @@ bool has_int8_matmul(const Exl3View& weight) {
 
 void int8_matmul(ThreadPool& pool, std::span<const Int8Job> jobs, Int8Mode mode, SimdTier tier) {
   const Int8Kernels& kernels = kernels_of(tier);
+  int64_t all_blocks = 0;
+  for (const Int8Job& job : jobs) {
+    CHECK(has_int8_matmul(job.weight) && is_width(job.weight.trellis.k2)) << codebook_name(job.weight.trellis.codebook);
+    CHECK(job.weight.k() % kBlock == 0 && job.weight.n() % kBlock == 0) << job.weight.k() << "x" << job.weight.n();
+    if (job.rows > 0) all_blocks += job.weight.n() / kBlock;
+  }
+  // About four units a thread, so that an uneven list or a busy core costs little.
+  const int64_t blocks =
+      pool.n_threads() == 1 ? kMostBlocks : std::clamp<int64_t>(all_blocks / (4 * pool.n_threads()), 1, kMostBlocks);
   std::vector<Prepared> prepared;
   prepared.reserve(jobs.size());
   int64_t chunks = 0;
   int64_t units = 0;
   int64_t most_rows = 1;
   for (const Int8Job& job : jobs) {
-    CHECK(has_int8_matmul(job.weight) && is_width(job.weight.trellis.k2)) << codebook_name(job.weight.trellis.codebook);
-    CHECK(job.weight.k() % kBlock == 0 && job.weight.n() % kBlock == 0) << job.weight.k() << "x" << job.weight.n();
     if (job.rows == 0 || job.weight.n() == 0) continue;
     const bool as_bytes = mode == Int8Mode::kPlain && job.rows <= kernels.max_byte_rows;
-    prepared.push_back({&job, QuantizedRows(job, mode, as_bytes), as_bytes, chunks, units});
-    chunks += prepared.back().rows.n_chunks();
-    units += (job.rows + kRowGroup - 1) / kRowGroup * (job.weight.n() / kBlock);
+    Prepared p;
+    p.job = &job;
+    p.form = as_bytes ? Int8Form::kPlainBytes : mode == Int8Mode::kPlain ? Int8Form::kPlainWords : Int8Form::kResidualWords;
+    p.n_chunks = job.weight.k() / kChunk;
+    p.blocks_per_unit = std::clamp<int64_t>(2 * kRowGroup / job.rows, 1, blocks);
+    p.units_per_group = (job.weight.n() / kBlock + p.blocks_per_unit - 1) / p.blocks_per_unit;
+    p.first_chunk = chunks;
+    p.first_unit = units;
+    const int64_t size = p.n_chunks * job.rows;
+    p.quads = array<uint64_t>(size * kQuadsPerChunk);
+    p.scale = array<float>(size);
+    p.shift = array<float>(size);
+    p.centre = array<int32_t>(size);
+    chunks += p.n_chunks;
+    units += (job.rows + kRowGroup - 1) / kRowGroup * p.units_per_group;
     most_rows = std::max(most_rows, job.rows);
+    prepared.push_back(std::move(p));
   }
-  // One row's chunks take a microsecond for eight, less than waking a thread; so small calls stay on this one.
+  // 64 chunks of one row take a few microseconds, less than waking a thread.
   pool.parallel_for(chunks, std::max<int64_t>(1, 64 / most_rows), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      Prepared& p = job_of<&Prepared::first_chunk>(prepared, i);
-      p.rows.quantize_chunk(i - p.first_chunk);
+      const Prepared& p = job_of<&Prepared::first_chunk>(prepared, i);
+      quantize_chunk(kernels, p, i - p.first_chunk);
     }
   });
   pool.parallel_for(units, 1, [&](int64_t begin, int64_t end) {

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "codec/int8_matmul_kernels.h"
+#include "codec/int8_matmul_rows_impl.h"
 #include "codec/int8_matmul_windows.h"
 
 namespace espalier::codec {
@@ -67,13 +68,13 @@ inline __m256i load(const void* p) {
 
 // sums [64 vectors, 32]:i16 = byte sums of one tile column of the chunk.
 template <int kK2>
-void decode_sums(const uint16_t* tile, int64_t tile_row_words, int16_t* sums) {
+void decode_sums(const uint16_t* tile, int64_t tile_row_words, int64_t next_words, int16_t* sums) {
   using L = Layout<kK2>;
   const __m256i multiplier_low = _mm256_set1_epi16(static_cast<int16_t>(kMul1Multiplier & 0xFFFF));
   const __m256i multiplier_high = _mm256_set1_epi16(static_cast<int16_t>(kMul1Multiplier >> 16));
   const __m256i ones = _mm256_set1_epi8(1);
   for (int rt = 0; rt < kTilesPerChunk; ++rt, tile += tile_row_words) {
-    const char* next = reinterpret_cast<const char*>(tile + kTilesPerChunk * tile_row_words);
+    const char* next = reinterpret_cast<const char*>(tile + next_words);
     for (int b = 0; b < 16 * kK2; b += 64) _mm_prefetch(next + b, _MM_HINT_T0);
 #pragma GCC unroll 2
     for (int g = 0; g < 2; ++g) {
@@ -139,12 +140,12 @@ void multiply_sums(const int16_t* sums, const Int8Rows& a, int64_t first_row, fl
   }
 }
 
-void words(const TrellisView& view, int64_t chunk, int64_t block, const Int8Rows& a, float* z) {
+void words(const TrellisView& view, const Int8Place& place, const Int8Rows& a, float* z) {
   const int64_t tile_row_words = view.n / kTile * tile_words(view.k2);
   for (int ct = 0; ct < kTilesPerBlock; ++ct) {
-    const uint16_t* tile = view.tile(chunk * kTilesPerChunk, block * kTilesPerBlock + ct);
+    const uint16_t* tile = view.tile(place.chunk * kTilesPerChunk, place.block * kTilesPerBlock + ct);
     alignas(32) int16_t sums[kChunk * kTile];
-    with_width(view.k2, [&]<int kK2>() { decode_sums<kK2>(tile, tile_row_words, sums); });
+    with_width(view.k2, [&]<int kK2>() { decode_sums<kK2>(tile, tile_row_words, place.next_words, sums); });
     float* zc = z + ct * kTile;
     int64_t r = 0;
     for (; r + 4 <= a.rows; r += 4) multiply_sums<4>(sums, a, r, zc);
@@ -167,7 +168,7 @@ void words(const TrellisView& view, int64_t chunk, int64_t block, const Int8Rows
 }  // namespace
 
 const Int8Kernels& int8_kernels_avx2() {
-  static constexpr Int8Kernels kKernels = {words, nullptr, 0};
+  static constexpr Int8Kernels kKernels = {words, nullptr, 0, quantize_rows, rotate_rows};
   return kKernels;
 }
 

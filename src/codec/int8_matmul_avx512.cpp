@@ -6,6 +6,7 @@
 #include <array>
 
 #include "codec/int8_matmul_kernels.h"
+#include "codec/int8_matmul_rows_impl.h"
 #include "codec/int8_matmul_windows.h"
 
 namespace espalier::codec {
@@ -155,26 +156,24 @@ inline __m512i quad(const uint64_t* p) {
   return _mm512_set1_epi64(static_cast<int64_t>(*p));
 }
 
-// The tile below in the next chunk: rows of tiles are far apart in memory, so no hardware prefetcher finds it.
 template <int kK2>
-inline void prefetch_next_chunk(const uint16_t* tile, int64_t tile_row_words) {
-  const char* next = reinterpret_cast<const char*>(tile + kTilesPerChunk * tile_row_words);
-  for (int b = 0; b < 16 * kK2; b += 64) _mm_prefetch(next + b, _MM_HINT_T0);
+inline void prefetch(const uint16_t* tile) {
+  for (int b = 0; b < 16 * kK2; b += 64) _mm_prefetch(reinterpret_cast<const char*>(tile) + b, _MM_HINT_T0);
 }
 
 template <int kK2, int kRows>
-void bytes_of_rows(const TrellisView& view, int64_t chunk, int64_t block, const Int8Rows& a, float* z) {
+void bytes_of_rows(const TrellisView& view, const Int8Place& place, const Int8Rows& a, float* z) {
   const Controls<kK2> controls;
   const int64_t tile_row_words = view.n / kTile * tile_words(kK2);
   for (int ct = 0; ct < kTilesPerBlock; ++ct) {
-    const uint16_t* tile = view.tile(chunk * kTilesPerChunk, block * kTilesPerBlock + ct);
+    const uint16_t* tile = view.tile(place.chunk * kTilesPerChunk, place.block * kTilesPerBlock + ct);
     __m512i low[kRows][2], high[kRows][2];  // apart, so that no chain of additions is longer than the rest of the work
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       for (int h = 0; h < 2; ++h) low[r][h] = high[r][h] = _mm512_setzero_si512();
     }
     for (int rt = 0; rt < kTilesPerChunk; ++rt, tile += tile_row_words) {
-      prefetch_next_chunk<kK2>(tile, tile_row_words);
+      prefetch<kK2>(tile + place.next_words);
       const Slots<kK2> slots(tile);
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) {
@@ -203,16 +202,16 @@ inline __m512i byte_sums(__m512i states) {
 }
 
 template <int kK2, int kRows>
-void words_of_rows(const TrellisView& view, int64_t chunk, int64_t block, const Int8Rows& a, float* z) {
+void words_of_rows(const TrellisView& view, const Int8Place& place, const Int8Rows& a, float* z) {
   const Controls<kK2> controls;
   const int64_t tile_row_words = view.n / kTile * tile_words(kK2);
   for (int ct = 0; ct < kTilesPerBlock; ++ct) {
-    const uint16_t* tile = view.tile(chunk * kTilesPerChunk, block * kTilesPerBlock + ct);
+    const uint16_t* tile = view.tile(place.chunk * kTilesPerChunk, place.block * kTilesPerBlock + ct);
     __m512i acc[kRows][2];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) acc[r][0] = acc[r][1] = _mm512_setzero_si512();
     for (int rt = 0; rt < kTilesPerChunk; ++rt, tile += tile_row_words) {
-      prefetch_next_chunk<kK2>(tile, tile_row_words);
+      prefetch<kK2>(tile + place.next_words);
       const Slots<kK2> slots(tile);
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) {
@@ -253,26 +252,26 @@ void multiply_sums(const __m512i* sums, const Int8Rows& a, int64_t first_row, fl
 }
 
 template <int kK2>
-void words_of_width(const TrellisView& view, int64_t chunk, int64_t block, const Int8Rows& a, float* z) {
+void words_of_width(const TrellisView& view, const Int8Place& place, const Int8Rows& a, float* z) {
   switch (a.rows) {
     case 1:
-      return words_of_rows<kK2, 1>(view, chunk, block, a, z);
+      return words_of_rows<kK2, 1>(view, place, a, z);
     case 2:
-      return words_of_rows<kK2, 2>(view, chunk, block, a, z);
+      return words_of_rows<kK2, 2>(view, place, a, z);
     case 3:
-      return words_of_rows<kK2, 3>(view, chunk, block, a, z);
+      return words_of_rows<kK2, 3>(view, place, a, z);
     case 4:
-      return words_of_rows<kK2, 4>(view, chunk, block, a, z);
+      return words_of_rows<kK2, 4>(view, place, a, z);
     default:
       break;
   }
   const Controls<kK2> controls;
   const int64_t tile_row_words = view.n / kTile * tile_words(kK2);
   for (int ct = 0; ct < kTilesPerBlock; ++ct) {
-    const uint16_t* tile = view.tile(chunk * kTilesPerChunk, block * kTilesPerBlock + ct);
+    const uint16_t* tile = view.tile(place.chunk * kTilesPerChunk, place.block * kTilesPerBlock + ct);
     __m512i sums[kTilesPerChunk * kVectors];
     for (int rt = 0; rt < kTilesPerChunk; ++rt, tile += tile_row_words) {
-      prefetch_next_chunk<kK2>(tile, tile_row_words);
+      prefetch<kK2>(tile + place.next_words);
       const Slots<kK2> slots(tile);
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) sums[rt * kVectors + v] = byte_sums(slots.states(v, controls));
@@ -308,21 +307,21 @@ void words_of_width(const TrellisView& view, int64_t chunk, int64_t block, const
   }
 }
 
-void words(const TrellisView& view, int64_t chunk, int64_t block, const Int8Rows& a, float* z) {
-  with_width(view.k2, [&]<int kK2>() { words_of_width<kK2>(view, chunk, block, a, z); });
+void words(const TrellisView& view, const Int8Place& place, const Int8Rows& a, float* z) {
+  with_width(view.k2, [&]<int kK2>() { words_of_width<kK2>(view, place, a, z); });
 }
 
-void bytes(const TrellisView& view, int64_t chunk, int64_t block, const Int8Rows& a, float* z) {
+void bytes(const TrellisView& view, const Int8Place& place, const Int8Rows& a, float* z) {
   with_width(view.k2, [&]<int kK2>() {
-    if (a.rows == 1) return bytes_of_rows<kK2, 1>(view, chunk, block, a, z);
-    bytes_of_rows<kK2, 2>(view, chunk, block, a, z);
+    if (a.rows == 1) return bytes_of_rows<kK2, 1>(view, place, a, z);
+    bytes_of_rows<kK2, 2>(view, place, a, z);
   });
 }
 
 }  // namespace
 
 const Int8Kernels& int8_kernels_avx512() {
-  static constexpr Int8Kernels kKernels = {words, bytes, 2};
+  static constexpr Int8Kernels kKernels = {words, bytes, 2, quantize_rows, rotate_rows};
   return kKernels;
 }
 

@@ -1,9 +1,8 @@
 // Inner loops of int8_matmul, one set per instruction set; internal to the codec. All sets give the same bits.
 //
 // Activations come in quads: tile row t (0..3) of a 16-row tile needs the four inputs 2t, 2t+1, 2t+8, 2t+9, because these are
-// the rows of four consecutive ring positions. A chunk of 128 inputs has 32 quads of 8 bytes, in one of two forms:
-//   words: the four activations as int16;
-//   bytes: the four activations as int8, each twice (kPlain with few rows, where summing the bytes first does not pay).
+// the rows of four consecutive ring positions. A chunk of 128 inputs has 32 quads of 8 bytes: four int16, or four int8, each
+// twice (plain activations of few rows, where summing the bytes of the codebook first does not pay).
 #pragma once
 
 #include <cstdint>
@@ -16,21 +15,43 @@ inline constexpr int kChunk = 128;  // inputs that share a scale: the Hadamard b
 inline constexpr int kQuadsPerChunk = kChunk / 4;
 inline constexpr int kSumCentre = 510;  // of the byte sums, 0..1020
 
+enum class Int8Form : uint8_t { kPlainBytes, kPlainWords, kResidualWords };
+
+// Quantized rows of one chunk, written by `quantize`; arrays over rows.
+struct Int8Output {
+  uint64_t* quads;  // [rows, 32]
+  float* scale;     // kappa * d (/ 254)
+  float* shift;     // what the codebook's offset beyond kSumCentre adds to z; NaN when an input is not finite
+  int32_t* centre;  // 510 * sum of a
+};
+
+// The same, read by the products.
+//
 // Overflow: |a| <= 254*127 + 127 = 32385 and |s - 510| <= 510, so |T| <= 128 * 510 * 32385 = 2114092800 < 2^31. Kernels may sum
 // s*a with wrap-around and subtract 510 * sum a at the end (mod 2^32 the same number).
 struct Int8Rows {
-  const uint64_t* quads = nullptr;  // [rows, 32] of one chunk
-  const float* scale = nullptr;     // [rows], kappa * d (/ 254)
-  const int32_t* centre = nullptr;  // [rows], 510 * sum of a over the chunk
-  int64_t rows = 0;
+  const uint64_t* quads;
+  const float* scale;
+  const int32_t* centre;
+  int64_t rows;
+};
+
+// Inputs 128*chunk.. and outputs 128*block.. of a matrix.
+struct Int8Place {
+  int64_t chunk;
+  int64_t block;
+  int64_t next_words;  // from each tile to the one that is needed a block later: far apart in memory, so worth a prefetch
 };
 
 struct Int8Kernels {
-  // z [rows, 128] (stride 128) = fma(T, scale, z) for inputs 128*chunk.. and outputs 128*block.. of the matrix.
-  void (*words)(const TrellisView& view, int64_t chunk, int64_t block, const Int8Rows& a, float* z);
-  // The same from byte quads, for at most max_byte_rows rows (0: never).
-  void (*bytes)(const TrellisView& view, int64_t chunk, int64_t block, const Int8Rows& a, float* z);
+  // z [rows, 128] (stride 128) = fma(T, scale, z), for words and for bytes (null: not provided).
+  void (*words)(const TrellisView& view, const Int8Place& place, const Int8Rows& a, float* z);
+  void (*bytes)(const TrellisView& view, const Int8Place& place, const Int8Rows& a, float* z);
   int max_byte_rows;
+  // Rows x [rows, 128] (stride) of one chunk, suh [128]:f16 -> rotated and quantized.
+  void (*quantize)(const uint16_t* suh, const float* x, int64_t stride, int64_t rows, Int8Form form, const Int8Output& out);
+  // y [rows, 128] (stride) = had(z) * svh, z [rows, 128].
+  void (*rotate)(const uint16_t* svh, const float* z, int64_t rows, float* y, int64_t stride);
 };
 
 const Int8Kernels& int8_kernels_portable();

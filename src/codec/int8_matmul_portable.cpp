@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "codec/int8_matmul_kernels.h"
+#include "codec/int8_matmul_rows_impl.h"
 
 namespace espalier::codec {
 namespace {
@@ -20,10 +21,10 @@ void decode_sums(const TrellisView& view, int64_t chunk, int64_t tile_column, in
   }
 }
 
-void words(const TrellisView& view, int64_t chunk, int64_t block, const Int8Rows& a, float* z) {
+void words(const TrellisView& view, const Int8Place& place, const Int8Rows& a, float* z) {
   int16_t sums[kChunk * kTile];
   for (int ct = 0; ct < kBlock / kTile; ++ct) {
-    decode_sums(view, chunk, block * (kBlock / kTile) + ct, sums);
+    decode_sums(view, place.chunk, place.block * (kBlock / kTile) + ct, sums);
     for (int64_t r = 0; r < a.rows; ++r) {
       int64_t total[kTile] = {};
       for (int p = 0; p < kQuadsPerChunk; ++p) {
@@ -45,7 +46,7 @@ void words(const TrellisView& view, int64_t chunk, int64_t block, const Int8Rows
 }  // namespace
 
 const Int8Kernels& int8_kernels_portable() {
-  static constexpr Int8Kernels kKernels = {words, nullptr, 0};
+  static constexpr Int8Kernels kKernels = {words, nullptr, 0, quantize_rows, rotate_rows};
   return kKernels;
 }
 
