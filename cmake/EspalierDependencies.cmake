@@ -18,7 +18,9 @@ if(NOT ESPALIER_CUDA STREQUAL "OFF")
   check_language(CUDA)
   if(CMAKE_CUDA_COMPILER)
     set(CMAKE_CUDA_ARCHITECTURES 80)  # replaced below, once the compiler's version is known
+    unset(CMAKE_CUDA_STANDARD)  # the check of the compiler fails with a standard that CMake has no option for
     enable_language(CUDA)
+    set(CMAKE_CUDA_STANDARD 20)
     find_package(CUDAToolkit REQUIRED)
     if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know that nvcc has had C++20 since 12.0
       set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
