@@ -15,13 +15,15 @@ namespace {
 struct Flags {
   std::string reference, candidate, model, panel, out, engram;
   std::string numerics = "kvq";
+  std::string products = "exact";
   int64_t chunk = 256;
   int64_t rows = 0;
 };
 
-Result<std::shared_ptr<const Model>> load(const std::string& dir, const std::string& engram, ThreadPool& pool) {
+Result<std::shared_ptr<const Model>> load(const std::string& dir, const Flags& flags, ThreadPool& pool) {
   LoadOptions options;
-  options.engram_dir = engram;
+  options.engram_dir = flags.engram;
+  options.products = *products_from_name(flags.products);
   return Model::load(dir, options, pool);
 }
 
@@ -53,9 +55,10 @@ Result<int> run(const Flags& flags, bool pair, CommandContext& context) {
   panel.rows = spread_rows(panel.rows, flags.rows);
   provenance.panel_content_sha256 = dataset_content_sha256(panel.rows);
   provenance.options.numerics = *numerics_from_name(flags.numerics);
+  provenance.options.products = *products_from_name(flags.products);
   provenance.options.chunk = flags.chunk;
 
-  ASSIGN_OR_RETURN(const std::shared_ptr<const Model> reference, load(reference_dir, flags.engram, context.pool));
+  ASSIGN_OR_RETURN(const std::shared_ptr<const Model> reference, load(reference_dir, flags, context.pool));
   ASSIGN_OR_RETURN(provenance.reference_id, model_identity(reference_dir));
   const auto start = std::chrono::steady_clock::now();
   Result<EvalResult> outcome = internal_error("not run");
@@ -63,7 +66,7 @@ Result<int> run(const Flags& flags, bool pair, CommandContext& context) {
     std::shared_ptr<const Model> candidate =
         reference;  // one folder on both sides: its weights are loaded once, run twice
     if (!std::filesystem::equivalent(reference_dir, candidate_dir, ec)) {
-      ASSIGN_OR_RETURN(candidate, load(candidate_dir, flags.engram, context.pool));
+      ASSIGN_OR_RETURN(candidate, load(candidate_dir, flags, context.pool));
     }
     ASSIGN_OR_RETURN(provenance.candidate_id, model_identity(candidate_dir));
     outcome = evaluate_kl(*reference, *candidate, panel, provenance.options, context.progress, context.pool);
@@ -89,6 +92,9 @@ void add_shared(CLI::App* app, Flags* flags) {
   app->add_option("--out", flags->out, "Folder to make: result.json, report.txt and sidecar.safetensors");
   app->add_option("--numerics", flags->numerics, "full, kvq or vendor")
       ->check(CLI::IsMember({"full", "kvq", "vendor"}));
+  app->add_option("--products", flags->products, "Products with EXL3 mul1 weights: exact, or in integers (faster, rounded): int8, int8r")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"exact", "int8", "int8r"}));
   app->add_option("--chunk", flags->chunk, "Positions per forward call")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
   app->add_option("--rows", flags->rows, "Use at most so many rows, spread over the panel; 0 = all")

@@ -25,6 +25,7 @@ struct GenerateFlags {
   std::string chat_file;
   std::string tokens_file;
   std::string numerics = "kvq";
+  std::string products = "exact";
   std::string draft = "off";
   std::vector<std::string> stop;
   int64_t max_tokens = 0;
@@ -102,6 +103,7 @@ Result<int> run_generate(const GenerateFlags& flags, CommandContext& context) {
   ASSIGN_OR_RETURN(const std::string dir, resolve_model(flags.model));
   NetworkOptions network;
   network.numerics = *numerics_from_name(flags.numerics);
+  network.products = *products_from_name(flags.products);
   network.engram_dir = flags.engram_dir;
   EngineOptions options;
   options.context = flags.context;
@@ -174,6 +176,9 @@ void add_generate(CommandTable& table) {
   app->add_option("--numerics", flags->numerics, "full, kvq or vendor")
       ->capture_default_str()
       ->check(CLI::IsMember({"full", "kvq", "vendor"}));
+  app->add_option("--products", flags->products, "Products with EXL3 mul1 weights: exact, or in integers (faster, rounded): int8, int8r")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"exact", "int8", "int8r"}));
   app->add_option("--engram", flags->engram_dir, "Another folder that holds the Engram shards");
 }
 

@@ -16,6 +16,7 @@ namespace {
 struct LogitsOptions {
   std::string model, tokens, out, engram;
   std::string numerics = "full";
+  std::string products = "exact";
   std::string simd;
   int64_t chunk = 0;
   int64_t decode_from = -1;
@@ -86,6 +87,7 @@ Result<int> run(const LogitsOptions& o, CommandContext& context) {
   ASSIGN_OR_RETURN(const std::string dir, resolve_model(o.model));
   LoadOptions load;
   load.engram_dir = o.engram;
+  load.products = *products_from_name(o.products);
   ASSIGN_OR_RETURN(const auto model, Model::load(dir, load, context.pool));
   int64_t total = 0;
   for (const auto& ids : prompts) total += static_cast<int64_t>(ids.size());
@@ -119,6 +121,9 @@ void add_logits(CommandTable& table) {
   app->add_option("--decode-from", o->decode_from, "Feed positions from here on one at a time")
       ->check(CLI::Range(0, 1 << 24));
   app->add_option("--numerics", o->numerics, "full, kvq or vendor")->capture_default_str();
+  app->add_option("--products", o->products, "Products with EXL3 mul1 weights: exact, or in integers (faster, rounded): int8, int8r")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"exact", "int8", "int8r"}));
   app->add_option("--engram", o->engram, "Another folder that holds the Engram shards");
   app->add_option("--simd", o->simd, "Pin the operations to one implementation")->group("");
 }

@@ -22,6 +22,7 @@ struct ServeFlags {
   std::string served_name;
   std::string api_key_file;
   std::string numerics = "kvq";
+  std::string products = "exact";
   std::string draft = "off";
   int64_t context = 0;
   int max_body_mib = 16;
@@ -52,6 +53,7 @@ Result<int> run_serve(const ServeFlags& flags, CommandContext& context) {
 
   NetworkOptions network;
   network.numerics = *numerics_from_name(flags.numerics);
+  network.products = *products_from_name(flags.products);
   network.engram_dir = flags.engram_dir;
   EngineOptions engine_options;
   engine_options.context = flags.context;
@@ -101,6 +103,9 @@ void add_serve(CommandTable& table) {
   app->add_option("--numerics", flags->numerics, "full, kvq or vendor")
       ->capture_default_str()
       ->check(CLI::IsMember({"full", "kvq", "vendor"}));
+  app->add_option("--products", flags->products, "Products with EXL3 mul1 weights: exact, or in integers (faster, rounded): int8, int8r")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"exact", "int8", "int8r"}));
   app->add_option("--engram", flags->engram_dir, "Another folder that holds the Engram shards");
   app->add_option("--draft", flags->draft, "Speculative drafting; the same text, other speed")
       ->capture_default_str()

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "codec/exl3_tensor.h"
+#include "codec/int8_matmul.h"
 #include "codec/matmul.h"
 #include "ops/matmul.h"
 #include "ops/tier.h"
@@ -105,6 +106,10 @@ Status check_finite(const Source& source) {
   return ok_status();
 }
 
+codec::Int8Mode int8_mode(Products products) {
+  return products == Products::kInt8 ? codec::Int8Mode::kPlain : codec::Int8Mode::kResidual;
+}
+
 codec::SimdTier codec_tier() {
   switch (ops::active_tier()) {
     case ops::Tier::kReference:
@@ -127,6 +132,7 @@ struct Linear::Impl {
   int64_t out = 0;
   int64_t stored_bits = 0;
   WeightResidency residency = WeightResidency::kUnpacked;
+  Products products = Products::kExact;
   ops::PackedMatrix packed;                // kUnpacked; for EXL3 the trellis values
   std::optional<Source> source;            // kStored, native forms
   std::optional<codec::Exl3Tensor> owned;  // EXL3 made from an owning tensor
@@ -152,13 +158,14 @@ struct Linear::Impl {
     return impl;
   }
 
-  void finish_exl3(WeightResidency wanted) {
+  void finish_exl3(WeightResidency wanted, Products wanted_products) {
     form = LinearForm::kExl3;
     in = exl3.k();
     out = exl3.n();
     stored_bits = 16 * (codec::trellis_words(in, out, exl3.trellis.k2) + in + out);
     residency = wanted;
-    if (wanted == WeightResidency::kUnpacked) {
+    if (codec::has_int8_matmul(exl3)) products = wanted_products;
+    if (wanted == WeightResidency::kUnpacked && products == Products::kExact) {
       std::vector<float> inner(static_cast<size_t>(in * out));
       codec::decode_inner(exl3.trellis, inner.data());
       packed = ops::pack_kn(inner.data(), in, out);
@@ -234,18 +241,18 @@ Linear Linear::from_kn(const float* w, int64_t in, int64_t out) {
   return Linear(std::move(impl));
 }
 
-Linear Linear::from_exl3(codec::Exl3Tensor tensor, WeightResidency residency) {
+Linear Linear::from_exl3(codec::Exl3Tensor tensor, WeightResidency residency, Products products) {
   auto impl = std::make_unique<Impl>();
   impl->owned = std::move(tensor);
   impl->exl3 = impl->owned->view();
-  impl->finish_exl3(residency);
+  impl->finish_exl3(residency, products);
   return Linear(std::move(impl));
 }
 
-Linear Linear::from_exl3(const codec::Exl3View& view, WeightResidency residency) {
+Linear Linear::from_exl3(const codec::Exl3View& view, WeightResidency residency, Products products) {
   auto impl = std::make_unique<Impl>();
   impl->exl3 = view;
-  impl->finish_exl3(residency);
+  impl->finish_exl3(residency, products);
   return Linear(std::move(impl));
 }
 
@@ -261,6 +268,9 @@ LinearForm Linear::form() const {
 int64_t Linear::stored_bits() const {
   return impl_->stored_bits;
 }
+Products Linear::products() const {
+  return impl_->products;
+}
 const codec::Exl3View* Linear::exl3() const {
   return impl_->form == LinearForm::kExl3 ? &impl_->exl3 : nullptr;
 }
@@ -270,6 +280,9 @@ void Linear::apply(ThreadPool& pool, const float* x, int64_t n_rows, float* y) c
   if (n_rows == 0) return;
   const Impl& m = *impl_;
   if (m.form == LinearForm::kExl3) {
+    if (m.products != Products::kExact) {
+      return codec::int8_matmul(pool, m.exl3, x, n_rows, y, int8_mode(m.products), codec_tier());
+    }
     if (m.packed.empty()) return codec::exl3_matmul(pool, m.exl3, x, n_rows, y, codec_tier());
     std::vector<float> rotated(static_cast<size_t>(n_rows * m.in));
     codec::rotate_input(m.exl3, x, n_rows, rotated.data());
@@ -279,6 +292,19 @@ void Linear::apply(ThreadPool& pool, const float* x, int64_t n_rows, float* y) c
   if (!m.packed.empty()) return ops::matmul(pool, {x, n_rows, &m.packed, y});
   const ops::PackedMatrix packed = m.unpack_source();
   ops::matmul(pool, {x, n_rows, &packed, y});
+}
+
+void Linear::apply_all(ThreadPool& pool, std::span<const Job> jobs) {
+  for (Products products : {Products::kInt8, Products::kInt8Residual}) {
+    std::vector<codec::Int8Job> list;
+    for (const Job& job : jobs) {
+      if (job.linear->products() == products) list.push_back({*job.linear->exl3(), job.x, job.n_rows, job.y});
+    }
+    if (!list.empty()) codec::int8_matmul(pool, list, int8_mode(products), codec_tier());
+  }
+  for (const Job& job : jobs) {
+    if (job.linear->products() == Products::kExact) job.linear->apply(pool, job.x, job.n_rows, job.y);
+  }
 }
 
 void Linear::weight_kn(ThreadPool& pool, float* w) const {

@@ -4,17 +4,20 @@
 // fp32 arithmetic with a fixed order: every output is one chain of fused multiply-adds over ascending input index, so a
 // row's result does not depend on the other rows, the threads or the SIMD tier (ops/matmul.h; EXL3: codec/matmul.h, the
 // chain runs in the rotated basis). Weights are packed once, or kept in their stored form and unpacked at every use
-// (kStored), which gives the same bits and is meant for networks that do not fit in memory unpacked. Threads: immutable
-// after making; concurrent apply() is fine as long as each caller has its own pool.
+// (kStored), which gives the same bits and is meant for networks that do not fit in memory unpacked. EXL3 matrices of the
+// mul1 codebook may be multiplied in integers instead (products.h), packed in either case and with the same independence
+// of rows, threads and tier (codec/int8_matmul.h). Threads: immutable after making; concurrent apply() is fine as long as each caller has its own pool.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "base/status.h"
 #include "base/thread_pool.h"
 #include "model/names.h"
+#include "model/products.h"
 #include "tensor/view.h"
 
 namespace espalier {
@@ -54,9 +57,10 @@ class Linear {
   // w [in, out] float, for example a reconstructed matrix.
   static Linear from_kn(const float* w, int64_t in, int64_t out);
   // EXL3 kUnpacked keeps the trellis values as fp32 panels between the two rotations; kStored decodes at every apply.
-  // Both give the same bits. The owning form copies nothing; the view's memory must outlive the Linear.
-  static Linear from_exl3(codec::Exl3Tensor tensor, WeightResidency residency);
-  static Linear from_exl3(const codec::Exl3View& view, WeightResidency residency);
+  // Both give the same bits. The owning form copies nothing; the view's memory must outlive the Linear. `products` other
+  // than kExact keeps mul1 matrices packed; other codebooks stay exact.
+  static Linear from_exl3(codec::Exl3Tensor tensor, WeightResidency residency, Products products = Products::kExact);
+  static Linear from_exl3(const codec::Exl3View& view, WeightResidency residency, Products products = Products::kExact);
 
   bool empty() const { return impl_ == nullptr; }
   int64_t in() const;
@@ -64,11 +68,22 @@ class Linear {
   LinearForm form() const;
   // Stored size in bits of the matrix (EXL3: trellis, signs and scales; MXFP4 and FP8: codes and scales).
   int64_t stored_bits() const;
+  // What apply() uses: kExact for all but EXL3 matrices of the mul1 codebook.
+  Products products() const;
   // EXL3 only, else null.
   const codec::Exl3View* exl3() const;
 
   // y[n_rows, out] = x[n_rows, in] * W, fp32. y must not alias x.
   void apply(ThreadPool& pool, const float* x, int64_t n_rows, float* y) const;
+  // One product of a list. y must not alias any x of the list.
+  struct Job {
+    const Linear* linear;
+    const float* x;  // [n_rows, in]
+    int64_t n_rows;
+    float* y;  // [n_rows, out]
+  };
+  // apply() for every job, the same bits; those in integers share the threads, so many small ones cost little.
+  static void apply_all(ThreadPool& pool, std::span<const Job> jobs);
   // w[in, out] := the matrix in fp32 (EXL3: reconstructed).
   void weight_kn(ThreadPool& pool, float* w) const;
 

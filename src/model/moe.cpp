@@ -68,6 +68,40 @@ std::vector<ExpertRows> group_by_expert(const Routing& routing, int64_t n_expert
   return used;
 }
 
+// One expert's part of the rows: [first, first + n) of a list ordered by expert.
+struct ExpertRange {
+  const ExpertWeights* expert;
+  int64_t first;
+  int64_t n;
+};
+
+bool multiplies_integers(const ExpertWeights& expert) {
+  return expert.w1.products() != Products::kExact && expert.w2.products() != Products::kExact &&
+         expert.w3.products() != Products::kExact;
+}
+
+// All experts at once, in place of one after the other: in [n, D] with gate [n] -> out [n, D].
+void run_experts_together(const CallContext& context, const std::vector<ExpertRange>& ranges, const float* in,
+                          const float* gate, int64_t n, float* out) {
+  const int64_t d = context.config.d_model;
+  const int64_t d_ff = ranges.front().expert->w1.out();
+  std::vector<float> z(static_cast<size_t>(n * d_ff));
+  std::vector<float> up(static_cast<size_t>(n * d_ff));
+  std::vector<Linear::Job> jobs;
+  for (const ExpertRange& r : ranges) {
+    jobs.push_back({&r.expert->w1, in + r.first * d, r.n, z.data() + r.first * d_ff});
+    jobs.push_back({&r.expert->w3, in + r.first * d, r.n, up.data() + r.first * d_ff});
+  }
+  Linear::apply_all(context.pool, jobs);
+  ops::swiglu(context.pool,
+              {z.data(), up.data(), gate, z.data(), n, d_ff, static_cast<float>(context.config.swiglu_limit)});
+  jobs.clear();
+  for (const ExpertRange& r : ranges) {
+    jobs.push_back({&r.expert->w2, z.data() + r.first * d_ff, r.n, out + r.first * d});
+  }
+  Linear::apply_all(context.pool, jobs);
+}
+
 }  // namespace
 
 void run_moe(const CallContext& context, const MoeWeights& weights, int block, const float* x, int64_t n_rows,
@@ -100,8 +134,29 @@ void run_moe(const CallContext& context, const MoeWeights& weights, int block, c
     for (int64_t i = 0; i < n; ++i)
       std::copy_n(in.data() + i * d, d, outputs.data() + rows.places[static_cast<size_t>(i)] * d);
   };
+  const bool together = context.numerics != Numerics::kVendor && !used.empty() &&
+                        std::all_of(used.begin(), used.end(), [&](const ExpertRows& rows) {
+                          return multiplies_integers(weights.experts[static_cast<size_t>(rows.expert)]);
+                        });
   const double work = 3.0 * static_cast<double>(n_rows * n_active * d * c.d_ff);
-  if (work > 4e6) {
+  if (together) {
+    const int64_t n = n_rows * n_active;
+    std::vector<float> in(static_cast<size_t>(n * d)), out(static_cast<size_t>(n * d)), gate(static_cast<size_t>(n));
+    std::vector<ExpertRange> ranges;
+    std::vector<int64_t> places;
+    for (const ExpertRows& rows : used) {
+      ranges.push_back({&weights.experts[static_cast<size_t>(rows.expert)], static_cast<int64_t>(places.size()),
+                        static_cast<int64_t>(rows.places.size())});
+      places.insert(places.end(), rows.places.begin(), rows.places.end());
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t place = places[static_cast<size_t>(i)];
+      std::copy_n(x + place / n_active * d, d, in.data() + i * d);
+      gate[static_cast<size_t>(i)] = routing.weights[static_cast<size_t>(place)];
+    }
+    run_experts_together(context, ranges, in.data(), gate.data(), n, out.data());
+    for (int64_t i = 0; i < n; ++i) std::copy_n(out.data() + i * d, d, outputs.data() + places[static_cast<size_t>(i)] * d);
+  } else if (work > 4e6) {
     context.pool.parallel_for(static_cast<int64_t>(used.size()), 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) run_expert(used[static_cast<size_t>(i)]);
     });

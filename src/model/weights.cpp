@@ -67,7 +67,8 @@ struct WeightLoader::Impl {
 
 namespace {
 
-Result<Linear> load_exl3_matrix(const TensorIndex& index, const std::string& stem, WeightResidency residency) {
+Result<Linear> load_exl3_matrix(const TensorIndex& index, const std::string& stem, WeightResidency residency,
+                                Products products) {
   const codec::TensorLookup find = [&](const std::string& name) { return index.find(name); };
   const codec::Exl3Parts parts = codec::find_exl3_parts(find, stem);
   const std::string name = index.file_of(stem + ".trellis").string() + ": " + stem;
@@ -76,10 +77,10 @@ Result<Linear> load_exl3_matrix(const TensorIndex& index, const std::string& ste
   };
   if (!parts.su && !parts.sv && is_aligned(parts.trellis) && is_aligned(parts.suh) && is_aligned(parts.svh)) {
     ASSIGN_OR_RETURN(const codec::Exl3View view, codec::view_exl3(name, parts));
-    return Linear::from_exl3(view, residency);
+    return Linear::from_exl3(view, residency, products);
   }
   ASSIGN_OR_RETURN(codec::Exl3Tensor tensor, codec::load_exl3(name, parts));
-  return Linear::from_exl3(std::move(tensor), residency);
+  return Linear::from_exl3(std::move(tensor), residency, products);
 }
 
 }  // namespace
@@ -151,7 +152,7 @@ Result<Linear> WeightLoader::load_matrix(const MatrixSpec& spec) const {
   const Config& c = impl_->config;
   const WeightResidency residency = spec.expert >= 0 ? impl_->options.residency : WeightResidency::kUnpacked;
   const std::string stem = exl3_stem(index, spec);
-  if (!stem.empty()) return load_exl3_matrix(index, stem, residency);
+  if (!stem.empty()) return load_exl3_matrix(index, stem, residency, impl_->options.products);
   const std::string name = native_name(spec);
   ASSIGN_OR_RETURN(const ConstView weight, index.get(name));
   const int64_t row_begin = spec.kind == MatrixKind::kWoA ? spec.group * spec.out : 0;

@@ -105,6 +105,7 @@ struct DrafterGlobals {
 struct LoadOptions {
   std::string engram_dir;                                  // another folder that holds the Engram shards; empty: none
   WeightResidency residency = WeightResidency::kUnpacked;  // routed experts; everything else is always unpacked
+  Products products = Products::kExact;                    // of EXL3 matrices with the mul1 codebook
   // Token map for the Engram hash; empty: built from <dir>/tokenizer.json.
   std::vector<int32_t> engram_token_map;
 };

@@ -99,6 +99,7 @@ class Network : public LanguageModel {
 Result<std::shared_ptr<LanguageModel>> load_network(const std::string& dir, const NetworkOptions& options, ThreadPool& pool) {
   LoadOptions load;
   load.engram_dir = options.engram_dir;
+  load.products = options.products;
   ASSIGN_OR_RETURN(auto model, Model::load(dir, load, pool));
   return std::shared_ptr<LanguageModel>(std::make_shared<Network>(std::move(model), options.numerics, pool));
 }

@@ -9,6 +9,7 @@
 
 #include "base/thread_pool.h"
 #include "model/numerics.h"
+#include "model/products.h"
 #include "runtime/engine.h"
 #include "runtime/session.h"
 
@@ -17,6 +18,7 @@ namespace espalier {
 struct NetworkOptions {
   Numerics numerics = Numerics::kKvq;
   std::string engram_dir;  // another folder that holds the Engram shards; empty: none
+  Products products = Products::kExact;
 };
 
 // Loads the weights of `dir`. The pool must outlive the model. Errors: as Model::load.

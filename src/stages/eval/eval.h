@@ -18,6 +18,7 @@
 #include "model/dataset.h"
 #include "model/forward.h"
 #include "model/numerics.h"
+#include "model/products.h"
 #include "stages/eval/sidecar.h"
 #include "stages/eval/statistics.h"
 
@@ -25,6 +26,7 @@ namespace espalier {
 
 struct EvalOptions {
   Numerics numerics = Numerics::kKvq;
+  Products products = Products::kExact;  // with which the models were loaded; recorded only
   int64_t chunk = 256;  // positions per forward call; does not change the result in full and kvq
 };
 

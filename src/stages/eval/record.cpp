@@ -110,6 +110,7 @@ std::string eval_record(const EvalResult& result, const EvalProvenance& provenan
                        {"scored", "positions whose next token has role 1, 2 or 3"},
                        {"direction", "KL(reference || candidate), nats, temperature 1"},
                        {"numerics", numerics_name(provenance.options.numerics)},
+                       {"products", products_name(provenance.options.products)},
                        {"batch", "one sequence per forward"},
                        {"chunk", provenance.options.chunk},
                        {"expert_pruning", "off"},
@@ -145,7 +146,7 @@ std::string eval_report(const EvalResult& result, const EvalProvenance& provenan
     out += line;
   }
   out += "KL in nats, native || candidate; numerics " + std::string(numerics_name(provenance.options.numerics)) +
-         "; panel sha256 " + provenance.panel_sha256.substr(0, 12) + "\n";
+         ", products " + std::string(products_name(provenance.options.products)) + "; panel sha256 " + provenance.panel_sha256.substr(0, 12) + "\n";
   return out;
 }
 
@@ -156,6 +157,7 @@ void describe_sidecar(const EvalProvenance& provenance, Sidecar* sidecar) {
   sidecar->metadata["panel_sha256"] = provenance.panel_sha256;
   sidecar->metadata["panel_content_sha256"] = provenance.panel_content_sha256;
   sidecar->metadata["numerics"] = std::string(numerics_name(provenance.options.numerics));
+  sidecar->metadata["products"] = std::string(products_name(provenance.options.products));
   sidecar->metadata["chunk"] = std::to_string(provenance.options.chunk);
 }
 
