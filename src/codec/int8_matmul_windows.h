@@ -25,7 +25,7 @@ struct RingWindows {
   int below[kVectors][kLanes][4] = {};  // ring bits of the pair behind the window, 0..48
 };
 
-consteval RingWindows make_ring_windows(int k2) {
+constexpr RingWindows make_ring_windows(int k2) {
   RingWindows w;
   w.n_words = 4 * k2;
   const int ring_bits = 128 * k2;
