@@ -42,7 +42,7 @@ double gaussian(const CounterRng& rng, uint64_t i) {
 }
 
 void bench_tiles(int width, SimdTier tier, CostKind costs) {
-  const int n_tiles = tier == SimdTier::kPortable ? 8 : 64;
+  const int n_tiles = tier == SimdTier::kReference ? 8 : 64;
   const CounterRng rng(1, "tiles");
   const double spread = best_spread(Codebook::kMul1, 2 * width);
   std::vector<float> tiles(static_cast<size_t>(n_tiles * kTileSize));

@@ -8,8 +8,8 @@
 #include <string>
 
 #include "base/rng.h"
+#include "base/simd_tier.h"
 #include "model/forward.h"
-#include "ops/tier.h"
 
 namespace espalier {
 namespace {
@@ -40,9 +40,9 @@ int run(const std::string& dir, int64_t n_tokens) {
   std::vector<int32_t> ids(static_cast<size_t>(n_tokens));
   const CounterRng rng(1, "bench");
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(3 + rng.bits(i) % 200);
-  for (ops::Tier tier : ops::available_tiers()) {
-    if (tier == ops::Tier::kBaseline && n_tokens > 512) continue;  // emulated FMA, slow
-    ops::set_simd_tier(tier);
+  for (SimdTier tier : usable_simd_tiers()) {
+    if (tier == SimdTier::kBaseline && n_tokens > 512) continue;  // emulated FMA, slow
+    set_simd_tier(tier);
     double prefill = 1e30, decode = 1e30;
     for (int round = 0; round < 4; ++round) {
       SequenceState state(model.config());
@@ -57,7 +57,7 @@ int run(const std::string& dir, int64_t n_tokens) {
       prefill = std::min(prefill, p);
       decode = std::min(decode, seconds(t0) / 32);
     }
-    std::printf("%-9s prefill %8.0f tokens/s   decode %7.0f tokens/s\n", std::string(ops::tier_name(tier)).c_str(),
+    std::printf("%-9s prefill %8.0f tokens/s   decode %7.0f tokens/s\n", std::string(simd_tier_name(tier)).c_str(),
                 static_cast<double>(n_tokens) / prefill, 1.0 / decode);
   }
   return 0;

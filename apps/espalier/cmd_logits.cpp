@@ -5,10 +5,10 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/espalier/command.h"
+#include "base/simd_tier.h"
 #include "format/json.h"
 #include "format/safetensors.h"
 #include "model/forward.h"
-#include "ops/tier.h"
 
 namespace espalier::app {
 namespace {
@@ -76,8 +76,8 @@ Result<int> run(const LogitsOptions& o, CommandContext& context) {
   const auto numerics = numerics_from_name(o.numerics);
   if (!numerics) return invalid_argument("--numerics: expected full, kvq or vendor, found '" + o.numerics + "'");
   if (!o.simd.empty()) {
-    const auto tier = ops::tier_from_name(o.simd);
-    if (!tier || !ops::set_simd_tier(*tier)) {
+    const auto tier = simd_tier_from_name(o.simd);
+    if (!tier || !set_simd_tier(*tier)) {
       return invalid_argument(
           "--simd: expected reference, baseline, avx2 or avx512 as far as this machine has it, found '" + o.simd + "'");
     }

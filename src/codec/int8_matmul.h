@@ -18,9 +18,9 @@
 #include <cstdint>
 #include <span>
 
+#include "base/simd_tier.h"
 #include "base/thread_pool.h"
 #include "codec/exl3_tensor.h"
-#include "codec/simd_tier.h"
 
 namespace espalier::codec {
 
@@ -40,10 +40,10 @@ struct Int8Job {
 // All jobs of the list (any shapes, widths and numbers of rows) in one go: the same bits as one call each, but many small
 // matrices, such as the experts of a layer, share the threads. Threads: over (job, 128 columns).
 // Memory: 2 bytes per row and input. CHECKs that every job has_int8_matmul.
-void int8_matmul(ThreadPool& pool, std::span<const Int8Job> jobs, Int8Mode mode, SimdTier tier = best_simd_tier());
+void int8_matmul(ThreadPool& pool, std::span<const Int8Job> jobs, Int8Mode mode, SimdTier tier = active_simd_tier());
 
 // A list of one.
 void int8_matmul(ThreadPool& pool, const Exl3View& weight, const float* x, int64_t rows, float* y, Int8Mode mode,
-                 SimdTier tier = best_simd_tier());
+                 SimdTier tier = active_simd_tier());
 
 }  // namespace espalier::codec

@@ -8,9 +8,9 @@
 
 #include <cstdint>
 
+#include "base/simd_tier.h"
 #include "base/thread_pool.h"
 #include "codec/exl3_tensor.h"
-#include "codec/simd_tier.h"
 
 namespace espalier::codec {
 
@@ -18,7 +18,7 @@ namespace espalier::codec {
 // Decodes strips of 64 columns on the fly, once per call, so memory stays small and many rows share the decoding.
 // Threads: over strips. Cost: k*n decodes and rows*k*n multiply-adds.
 void exl3_matmul(ThreadPool& pool, const Exl3View& weight, const float* x, int64_t rows, float* y,
-                 SimdTier tier = best_simd_tier());
+                 SimdTier tier = active_simd_tier());
 
 // The two halves around the inner product, for callers that keep decode_inner() as fp32 panels.
 // xh [rows, k] = had(x * suh); may alias x.

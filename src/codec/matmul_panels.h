@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "codec/simd_tier.h"
+#include "base/simd_tier.h"
 #include "codec/trellis.h"
 
 namespace espalier::codec {

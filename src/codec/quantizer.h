@@ -11,10 +11,10 @@
 #include <string>
 #include <string_view>
 
+#include "base/simd_tier.h"
 #include "base/status.h"
 #include "base/thread_pool.h"
 #include "codec/exl3_tensor.h"
-#include "codec/simd_tier.h"
 
 namespace espalier::codec {
 
@@ -27,7 +27,7 @@ struct QuantizeOptions {
   int refit_rounds = 1;                  // rounds of output and input scale refit; 0: none
   int n_cuts = 1;                        // see SearchOptions
   double spread = 0;                     // wanted rms of the rotated weight in codebook units; 0: the measured best
-  SimdTier tier = best_simd_tier();
+  SimdTier tier = active_simd_tier();
 };
 
 // Sets of options by effort. kFast: one search per tile and a small refit; kBest: everything that measurably helps, several times

@@ -63,7 +63,7 @@ const StepKernels& kernels_of(SimdTier tier) {
 #if defined(__x86_64__)
     case SimdTier::kAvx512: return step_kernels_avx512();
     case SimdTier::kAvx2: return step_kernels_avx2();
-    case SimdTier::kSse4: return step_kernels_sse4();
+    case SimdTier::kBaseline: return step_kernels_sse4();
 #endif
     default: return step_kernels_portable();
   }

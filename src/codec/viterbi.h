@@ -9,9 +9,9 @@
 
 #include <cstdint>
 
+#include "base/simd_tier.h"
 #include "base/thread_pool.h"
 #include "codec/codebook.h"
-#include "codec/simd_tier.h"
 #include "codec/trellis.h"
 
 namespace espalier::codec {
@@ -26,7 +26,7 @@ struct SearchOptions {
   int k2 = 6;          // width in half bits: 2..16 even, and with mul1 3, 5, 7
   int n_cuts = 1;      // 1, 2 or 4 places to close the ring at; the best result is kept. Cost is proportional.
   CostKind costs = CostKind::kAuto;
-  SimdTier tier = best_simd_tier();
+  SimdTier tier = active_simd_tier();
 };
 
 // True when search_tiles serves this width. Half-integer widths exist for mul1 only.

@@ -10,7 +10,6 @@
 #include "codec/int8_matmul.h"
 #include "codec/matmul.h"
 #include "ops/matmul.h"
-#include "ops/tier.h"
 #include "tensor/float_formats.h"
 
 namespace espalier {
@@ -108,20 +107,6 @@ Status check_finite(const Source& source) {
 
 codec::Int8Mode int8_mode(Products products) {
   return products == Products::kInt8 ? codec::Int8Mode::kPlain : codec::Int8Mode::kResidual;
-}
-
-codec::SimdTier codec_tier() {
-  switch (ops::active_tier()) {
-    case ops::Tier::kReference:
-      return codec::SimdTier::kPortable;
-    case ops::Tier::kBaseline:
-      return codec::best_simd_tier() < codec::SimdTier::kSse4 ? codec::SimdTier::kPortable : codec::SimdTier::kSse4;
-    case ops::Tier::kAvx2:
-      return codec::SimdTier::kAvx2;
-    case ops::Tier::kAvx512:
-      return codec::best_simd_tier();
-  }
-  return codec::SimdTier::kPortable;
 }
 
 }  // namespace
@@ -281,9 +266,9 @@ void Linear::apply(ThreadPool& pool, const float* x, int64_t n_rows, float* y) c
   const Impl& m = *impl_;
   if (m.form == LinearForm::kExl3) {
     if (m.products != Products::kExact) {
-      return codec::int8_matmul(pool, m.exl3, x, n_rows, y, int8_mode(m.products), codec_tier());
+      return codec::int8_matmul(pool, m.exl3, x, n_rows, y, int8_mode(m.products));
     }
-    if (m.packed.empty()) return codec::exl3_matmul(pool, m.exl3, x, n_rows, y, codec_tier());
+    if (m.packed.empty()) return codec::exl3_matmul(pool, m.exl3, x, n_rows, y);
     std::vector<float> rotated(static_cast<size_t>(n_rows * m.in));
     codec::rotate_input(m.exl3, x, n_rows, rotated.data());
     ops::matmul(pool, {rotated.data(), n_rows, &m.packed, y});
@@ -300,7 +285,7 @@ void Linear::apply_all(ThreadPool& pool, std::span<const Job> jobs) {
     for (const Job& job : jobs) {
       if (job.linear->products() == products) list.push_back({*job.linear->exl3(), job.x, job.n_rows, job.y});
     }
-    if (!list.empty()) codec::int8_matmul(pool, list, int8_mode(products), codec_tier());
+    if (!list.empty()) codec::int8_matmul(pool, list, int8_mode(products));
   }
   for (const Job& job : jobs) {
     if (job.linear->products() == Products::kExact) job.linear->apply(pool, job.x, job.n_rows, job.y);

@@ -3,15 +3,15 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/simd_tier.h"
 #include "ops/cpu/kernels.h"
 #include "ops/parallel.h"
-#include "ops/tier.h"
 
 namespace espalier::ops {
 
 void attention(ThreadPool& pool, const AttentionParams& p) {
   if (p.n_rows == 0) return;
-  if (active_tier() == Tier::kReference) return reference::attention(p);
+  if (active_simd_tier() == SimdTier::kReference) return reference::attention(p);
   const Kernels& kernel = kernels();
   const int64_t mean_keys = p.key_begin[p.n_rows] / p.n_rows;
   const double cost = static_cast<double>(mean_keys * p.n_heads) * (5.0 + 0.1 * static_cast<double>(p.head_dim));

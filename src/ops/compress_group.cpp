@@ -1,13 +1,13 @@
 #include "ops/compress_group.h"
 
+#include "base/simd_tier.h"
 #include "ops/parallel.h"
 #include "ops/scalar_math.h"
-#include "ops/tier.h"
 
 namespace espalier::ops {
 
 void compress_group(ThreadPool& pool, const CompressGroupParams& p) {
-  if (active_tier() == Tier::kReference) return reference::compress_group(p);
+  if (active_simd_tier() == SimdTier::kReference) return reference::compress_group(p);
   for_rows(pool, p.n_groups, 10.0 * static_cast<double>(p.ratio * p.d), [&](int64_t begin, int64_t end) {
     for (int64_t g = begin; g < end; ++g) {
       const float* const* kv = p.kv + g * p.ratio;

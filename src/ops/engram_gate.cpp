@@ -2,15 +2,15 @@
 
 #include <cmath>
 
+#include "base/simd_tier.h"
 #include "ops/cpu/kernels.h"
 #include "ops/parallel.h"
 #include "ops/scalar_math.h"
-#include "ops/tier.h"
 
 namespace espalier::ops {
 
 void engram_gate(ThreadPool& pool, const EngramGateParams& p) {
-  if (active_tier() == Tier::kReference) return reference::engram_gate(p);
+  if (active_simd_tier() == SimdTier::kReference) return reference::engram_gate(p);
   const Kernels& kernel = kernels();
   const double d = static_cast<double>(p.d_model);
   for_rows(pool, p.n_rows, 3.0 * static_cast<double>(p.n_streams * p.d_model), [&](int64_t begin, int64_t end) {

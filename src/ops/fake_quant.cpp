@@ -2,14 +2,14 @@
 
 #include <algorithm>
 
+#include "base/simd_tier.h"
 #include "ops/cpu/kernels.h"
 #include "ops/parallel.h"
-#include "ops/tier.h"
 #include "tensor/float_formats.h"
 
 namespace espalier::ops {
 void fake_quant(ThreadPool& pool, const FakeQuantParams& p) {
-  if (active_tier() == Tier::kReference) return reference::fake_quant(p);
+  if (active_simd_tier() == SimdTier::kReference) return reference::fake_quant(p);
   const Kernels& k = kernels();
   const auto quantise = p.format == FakeQuantFormat::kAct   ? k.quantise_act
                         : p.format == FakeQuantFormat::kFp4 ? k.quantise_fp4

@@ -1,8 +1,8 @@
 #include "ops/index_scores.h"
 
+#include "base/simd_tier.h"
 #include "ops/cpu/kernels.h"
 #include "ops/parallel.h"
-#include "ops/tier.h"
 
 namespace espalier::ops {
 
@@ -18,7 +18,7 @@ void get_index_key(const float* panels, int64_t dim, int64_t j, float* key) {
 
 void index_scores(ThreadPool& pool, const IndexScoresParams& p) {
   if (p.n_rows == 0) return;
-  if (active_tier() == Tier::kReference) return reference::index_scores(p);
+  if (active_simd_tier() == SimdTier::kReference) return reference::index_scores(p);
   const Kernels& kernel = kernels();
   const int64_t most = p.n_visible[p.n_rows - 1];
   const double cost = 0.05 * static_cast<double>(most * p.n_heads * p.dim) + 100.0;

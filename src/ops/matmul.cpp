@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/simd_tier.h"
 #include "ops/cpu/kernels.h"
-#include "ops/tier.h"
 
 namespace espalier::ops {
 
@@ -47,7 +47,7 @@ void matmul(ThreadPool& pool, const MatmulParams& p) {
   CHECK(p.weight != nullptr) << "matmul without a weight";
   const PackedMatrix& w = *p.weight;
   if (p.n_rows == 0 || w.n == 0) return;
-  if (active_tier() == Tier::kReference) return reference::matmul(p);
+  if (active_simd_tier() == SimdTier::kReference) return reference::matmul(p);
   const Kernels& kernel = kernels();
   const int64_t n_panels = (w.n + kPanelWidth - 1) / kPanelWidth;
   MatmulBlock whole = {p.x, w.k, w.panels.f32(), w.k, w.n, p.y, w.n, 0, p.n_rows, 0, n_panels};

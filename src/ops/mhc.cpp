@@ -1,11 +1,11 @@
 #include "ops/mhc.h"
 
 #include "base/check.h"
+#include "base/simd_tier.h"
 #include "ops/cpu/kernels.h"
 #include "ops/parallel.h"
 #include "ops/rms_norm.h"
 #include "ops/scalar_math.h"
-#include "ops/tier.h"
 
 namespace espalier::ops {
 namespace {
@@ -46,7 +46,7 @@ void sinkhorn(const float* logits, int64_t n, int iters, float eps, float* c) {
 
 void mhc_coefficients(ThreadPool& pool, const MhcCoefficientsParams& p) {
   CHECK(p.n_streams >= 1 && p.n_streams <= kMaxStreams) << "streams: " << p.n_streams;
-  if (active_tier() == Tier::kReference) return reference::mhc_coefficients(p);
+  if (active_simd_tier() == SimdTier::kReference) return reference::mhc_coefficients(p);
   const int64_t n = p.n_streams;
   const int64_t width = n * (2 + n);
   for_rows(pool, p.n_rows, static_cast<double>(n * p.d_model) + 3000.0, [&](int64_t begin, int64_t end) {
@@ -65,7 +65,7 @@ void mhc_coefficients(ThreadPool& pool, const MhcCoefficientsParams& p) {
 }
 
 void mhc_collapse(ThreadPool& pool, const MhcCollapseParams& p) {
-  if (active_tier() == Tier::kReference) return reference::mhc_collapse(p);
+  if (active_simd_tier() == SimdTier::kReference) return reference::mhc_collapse(p);
   const Kernels& kernel = kernels();
   const int64_t row = p.n_streams * p.d_model;
   for_rows(pool, p.n_rows, 0.3 * static_cast<double>(row), [&](int64_t begin, int64_t end) {
@@ -76,7 +76,7 @@ void mhc_collapse(ThreadPool& pool, const MhcCollapseParams& p) {
 }
 
 void mhc_expand(ThreadPool& pool, const MhcExpandParams& p) {
-  if (active_tier() == Tier::kReference) return reference::mhc_expand(p);
+  if (active_simd_tier() == SimdTier::kReference) return reference::mhc_expand(p);
   const Kernels& kernel = kernels();
   const int64_t row = p.n_streams * p.d_model;
   for_rows(pool, p.n_rows, static_cast<double>(row), [&](int64_t begin, int64_t end) {

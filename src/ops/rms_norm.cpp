@@ -2,9 +2,9 @@
 
 #include <cmath>
 
+#include "base/simd_tier.h"
 #include "ops/cpu/kernels.h"
 #include "ops/parallel.h"
-#include "ops/tier.h"
 
 namespace espalier::ops {
 
@@ -14,7 +14,7 @@ float inverse_rms(const float* x, int64_t d, double eps) {
 }
 
 void rms_norm(ThreadPool& pool, const RmsNormParams& p) {
-  if (active_tier() == Tier::kReference) return reference::rms_norm(p);
+  if (active_simd_tier() == SimdTier::kReference) return reference::rms_norm(p);
   const Kernels& kernel = kernels();
   for_rows(pool, p.n_rows, static_cast<double>(p.d), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/simd_tier.h"
 #include "ops/parallel.h"
 #include "ops/scalar_math.h"
-#include "ops/tier.h"
 
 namespace espalier::ops {
 
@@ -39,7 +39,7 @@ std::vector<float> yarn_frequencies(int64_t rope_dim, double base, const YarnPar
 }
 
 void rope(ThreadPool& pool, const RopeParams& p) {
-  if (active_tier() == Tier::kReference) return reference::rope(p);
+  if (active_simd_tier() == SimdTier::kReference) return reference::rope(p);
   const int64_t pairs = p.rope_dim / 2;
   const double cost = static_cast<double>(pairs) * (30.0 + 2.0 * static_cast<double>(p.n_heads));
   for_rows(pool, p.n_rows, cost, [&](int64_t begin, int64_t end) {

@@ -4,16 +4,16 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/simd_tier.h"
 #include "ops/parallel.h"
 #include "ops/scalar_math.h"
 #include "ops/select.h"
-#include "ops/tier.h"
 
 namespace espalier::ops {
 
 void router(ThreadPool& pool, const RouterParams& p) {
   CHECK(p.n_active >= 1 && p.n_active <= p.n_experts) << p.n_active << " of " << p.n_experts << " experts";
-  if (active_tier() == Tier::kReference) return reference::router(p);
+  if (active_simd_tier() == SimdTier::kReference) return reference::router(p);
   for_rows(pool, p.n_rows, 30.0 * static_cast<double>(p.n_experts), [&](int64_t begin, int64_t end) {
     std::vector<float> biased(static_cast<size_t>(p.n_experts));
     std::vector<int32_t> chosen;

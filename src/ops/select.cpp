@@ -4,13 +4,13 @@
 #include <cmath>
 #include <limits>
 
-#include "ops/tier.h"
+#include "base/simd_tier.h"
 
 namespace espalier::ops {
 
 void select_top_k(const float* scores, int64_t n, int64_t k, const uint8_t* allowed, int64_t block_size,
                   std::vector<int32_t>& out) {
-  if (active_tier() == Tier::kReference) return reference::select_top_k(scores, n, k, allowed, block_size, out);
+  if (active_simd_tier() == SimdTier::kReference) return reference::select_top_k(scores, n, k, allowed, block_size, out);
   const size_t first = out.size();
   for (int64_t j = 0; j < n; ++j) {
     if (allowed == nullptr || allowed[j / block_size] != 0) out.push_back(static_cast<int32_t>(j));
@@ -30,7 +30,7 @@ void select_top_k(const float* scores, int64_t n, int64_t k, const uint8_t* allo
 }
 
 void select_blocks(const float* scores, int64_t n, int64_t k, int64_t block_size, uint8_t* mask, int64_t n_blocks) {
-  if (active_tier() == Tier::kReference) return reference::select_blocks(scores, n, k, block_size, mask, n_blocks);
+  if (active_simd_tier() == SimdTier::kReference) return reference::select_blocks(scores, n, k, block_size, mask, n_blocks);
   std::fill_n(mask, n_blocks, uint8_t{0});
   const int64_t used = (n + block_size - 1) / block_size;
   if (used == 0) return;

@@ -1,13 +1,13 @@
 #include "ops/swiglu.h"
 
+#include "base/simd_tier.h"
 #include "ops/cpu/kernels.h"
 #include "ops/parallel.h"
-#include "ops/tier.h"
 
 namespace espalier::ops {
 
 void swiglu(ThreadPool& pool, const SwigluParams& p) {
-  if (active_tier() == Tier::kReference) return reference::swiglu(p);
+  if (active_simd_tier() == SimdTier::kReference) return reference::swiglu(p);
   const Kernels& kernel = kernels();
   for_rows(pool, p.n_rows, 4.0 * static_cast<double>(p.d), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "base/simd_tier.h"
 #include "base/thread_pool.h"
-#include "ops/tier.h"
 
 namespace espalier::ops {
 
@@ -30,10 +30,10 @@ inline void expect_conformance(const std::string& what, const std::function<std:
                                const std::function<double(size_t)>& tolerance) {
   ThreadPool one(1);
   ThreadPool two(2);
-  ASSERT_TRUE(set_simd_tier(Tier::kReference));
+  ASSERT_TRUE(set_simd_tier(SimdTier::kReference));
   const std::vector<float> reference = run(one);
   std::vector<float> first;
-  for (Tier tier : available_tiers()) {
+  for (SimdTier tier : usable_simd_tiers()) {
     ASSERT_TRUE(set_simd_tier(tier));
     for (ThreadPool* pool : {&one, &two}) {
       const std::vector<float> out = run(*pool);
@@ -42,13 +42,13 @@ inline void expect_conformance(const std::string& what, const std::function<std:
         first = out;
         for (size_t i = 0; i < out.size(); ++i) {
           ASSERT_LE(std::fabs(static_cast<double>(out[i]) - static_cast<double>(reference[i])), tolerance(i))
-              << what << " " << tier_name(tier) << " against the reference, output " << i << ": " << out[i] << " and "
+              << what << " " << simd_tier_name(tier) << " against the reference, output " << i << ": " << out[i] << " and "
               << reference[i];
         }
       }
       for (size_t i = 0; i < out.size(); ++i) {
         ASSERT_EQ(std::memcmp(&out[i], &first[i], 4), 0)
-            << what << " " << tier_name(tier) << " with " << pool->n_threads() << " threads, output " << i << ": "
+            << what << " " << simd_tier_name(tier) << " with " << pool->n_threads() << " threads, output " << i << ": "
             << out[i] << ", baseline tier " << first[i];
       }
     }

@@ -41,7 +41,7 @@ TEST(OpsMatmul, one_output_is_the_chain_of_fused_multiply_adds_over_ascending_k)
   const std::vector<float> x = random_floats("chain x", k), w = random_floats("chain w", k * n);
   const PackedMatrix packed = pack_kn(w.data(), k, n);
   ThreadPool pool(1);
-  for (Tier tier : available_tiers()) {
+  for (SimdTier tier : usable_simd_tiers()) {
     ASSERT_TRUE(set_simd_tier(tier));
     std::vector<float> y(static_cast<size_t>(n));
     matmul(pool, {x.data(), 1, &packed, y.data()});
@@ -49,7 +49,7 @@ TEST(OpsMatmul, one_output_is_the_chain_of_fused_multiply_adds_over_ascending_k)
       float chain = 0;
       for (int64_t i = 0; i < k; ++i)
         chain = std::fma(x[static_cast<size_t>(i)], w[static_cast<size_t>(i * n + o)], chain);
-      ASSERT_EQ(y[static_cast<size_t>(o)], chain) << tier_name(tier) << " output " << o;
+      ASSERT_EQ(y[static_cast<size_t>(o)], chain) << simd_tier_name(tier) << " output " << o;
     }
   }
   reset_simd_tier();
@@ -69,14 +69,14 @@ TEST(OpsMatmul, extreme_values_follow_the_correctly_rounded_chain_in_every_tier)
         const float w[2] = {1.0f, b};
         const PackedMatrix packed = pack_kn(w, 2, 1);
         const float expected = std::fma(a, b, std::fma(c, 1.0f, 0.0f));
-        for (Tier tier : available_tiers()) {
+        for (SimdTier tier : usable_simd_tiers()) {
           ASSERT_TRUE(set_simd_tier(tier));
           float y = 0;
           matmul(pool, {x, 1, &packed, &y});
           if (std::isnan(expected)) {
-            ASSERT_TRUE(std::isnan(y)) << tier_name(tier) << ": " << a << " * " << b << " + " << c;
+            ASSERT_TRUE(std::isnan(y)) << simd_tier_name(tier) << ": " << a << " * " << b << " + " << c;
           } else {
-            ASSERT_EQ(y, expected) << tier_name(tier) << ": " << a << " * " << b << " + " << c;
+            ASSERT_EQ(y, expected) << simd_tier_name(tier) << ": " << a << " * " << b << " + " << c;
           }
         }
       }

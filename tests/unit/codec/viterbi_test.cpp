@@ -91,7 +91,7 @@ TEST(TileSearch, every_tier_finds_the_same_states_at_every_width) {
         options.codebook = codebook;
         options.k2 = k2;
         options.costs = costs;
-        options.tier = SimdTier::kPortable;
+        options.tier = SimdTier::kReference;
         const std::vector<uint16_t> expected = search_all(tiles, options, 2);
         for (SimdTier tier : usable_simd_tiers()) {
           options.tier = tier;

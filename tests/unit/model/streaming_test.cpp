@@ -2,7 +2,7 @@
 // dropping any carried part changes them (quality.md 1.3). Also: thread counts, SIMD tiers, taking tokens back.
 #include <algorithm>
 
-#include "ops/tier.h"
+#include "base/simd_tier.h"
 #include "unit/model/golden_fixture.h"
 
 namespace espalier {
@@ -123,10 +123,10 @@ TEST(Determinism, logits_have_the_same_bits_for_any_thread_count_and_simd_tier) 
   const Model& m = *tiny_model();
   for (Numerics numerics : {Numerics::kFull, Numerics::kKvq, Numerics::kVendor}) {
     std::vector<Tensor> results;
-    for (ops::Tier tier : ops::available_tiers()) {
-      ASSERT_TRUE(ops::set_simd_tier(tier));
+    for (SimdTier tier : usable_simd_tiers()) {
+      ASSERT_TRUE(set_simd_tier(tier));
       for (int threads : {1, 2, 3}) {
-        if (threads == 3 && tier == ops::Tier::kBaseline) continue;
+        if (threads == 3 && tier == SimdTier::kBaseline) continue;
         ThreadPool pool(threads);
         SequenceState state(m.config());
         ForwardOptions o;
@@ -135,17 +135,17 @@ TEST(Determinism, logits_have_the_same_bits_for_any_thread_count_and_simd_tier) 
         auto r = forward(m, state, prompt("p40"), o, pool);
         ASSERT_TRUE(r.ok());
         results.push_back(std::move(r->logits));
-        EXPECT_TRUE(same_bits(results.front(), results.back())) << ops::tier_name(tier) << " " << threads << " threads";
+        EXPECT_TRUE(same_bits(results.front(), results.back())) << simd_tier_name(tier) << " " << threads << " threads";
       }
     }
   }
-  ops::reset_simd_tier();
+  reset_simd_tier();
 }
 
 TEST(Determinism, the_reference_operations_give_the_same_network_within_rounding) {
-  ASSERT_TRUE(ops::set_simd_tier(ops::Tier::kReference));
+  ASSERT_TRUE(set_simd_tier(SimdTier::kReference));
   const Tensor found = all_logits(prompt("p17"), Numerics::kFull, 4096);
-  ops::reset_simd_tier();
+  reset_simd_tier();
   const Difference d = difference(found.f32(), fp32().floats("p17.prefill.logits"));
   EXPECT_LE(d.worst, 1e-4f) << d;
 }

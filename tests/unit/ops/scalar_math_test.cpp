@@ -8,7 +8,6 @@
 
 #include "base/rng.h"
 #include "ops/fake_quant.h"
-#include "ops/tier.h"
 #include "tensor/float_formats.h"
 
 namespace espalier::ops {
@@ -123,13 +122,6 @@ TEST(FakeQuant, activations_are_e4m3_with_a_power_of_two_scale_and_quantising_tw
     fake_quant(pool, {zeros.data(), 1, 32, f});
     EXPECT_EQ(zeros, std::vector<float>(32, 0.0f));
   }
-}
-
-TEST(Tier, names_round_trip_and_the_detected_tier_is_available) {
-  for (Tier t : available_tiers()) EXPECT_EQ(tier_from_name(tier_name(t)), t);
-  EXPECT_FALSE(tier_from_name("avx1024").has_value());
-  EXPECT_EQ(available_tiers().back(), detected_tier());
-  EXPECT_EQ(active_tier(), detected_tier());
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "ops/tier.h"
+#include "base/simd_tier.h"
 
 namespace espalier {
 namespace {
@@ -78,17 +78,17 @@ TEST(Hessian, bytes_do_not_depend_on_how_rows_arrive_on_threads_or_on_the_simd_t
   whole.add(two, x.data(), n);
   const std::vector<double> expected = whole.finish(two).sum;
   ThreadPool one(1);
-  for (ops::Tier tier : ops::available_tiers()) {
-    ASSERT_TRUE(ops::set_simd_tier(tier));
+  for (SimdTier tier : usable_simd_tiers()) {
+    ASSERT_TRUE(set_simd_tier(tier));
     HessianAccumulator pieces(k);
     for (int64_t at = 0; at < n;) {
       const int64_t m = std::min<int64_t>(n - at, 1 + at % 700);
       pieces.add(one, x.data() + at * k, m);
       at += m;
     }
-    EXPECT_EQ(pieces.finish(one).sum, expected) << ops::tier_name(tier);
+    EXPECT_EQ(pieces.finish(one).sum, expected) << simd_tier_name(tier);
   }
-  ops::reset_simd_tier();
+  reset_simd_tier();
 }
 
 TEST(Hessian, rows_with_a_non_finite_entry_are_dropped_and_counted) {
