@@ -14,6 +14,11 @@
 namespace espalier::quality {
 namespace {
 
+// The defaults of `espalier quantize` when the comparison was written down; fixed here, whatever becomes of them.
+constexpr double kRoutingExponent = 2;
+constexpr double kPriorStrength = 0.25;  // n0 over the width of the input
+constexpr int64_t kPriorSample = 4096;
+
 struct Row {
   SequenceState state;
   StreamState stream;
@@ -47,15 +52,14 @@ struct ExpertHessians {
 std::vector<ExpertHessians> expert_hessians(const CallContext& context, const BlockCapture& capture,
                                             const MoeWeights& weights, const std::string& prefix, bool all_tokens,
                                             Progress& progress) {
-  const EncodeSettings settings;  // the defaults of `espalier quantize`
   const MoeInputs& inputs = capture.moe();
   const auto n_experts = static_cast<int64_t>(weights.experts.size());
   const std::vector<ExpertTokens> routed = tokens_by_expert(inputs, n_experts);
-  const std::vector<int32_t> sample = sample_tokens(inputs.n_tokens(), settings.prior_sample, 0, prefix + "prior");
+  const std::vector<int32_t> sample = sample_tokens(inputs.n_tokens(), kPriorSample, 0, prefix + "prior");
   const std::vector<int32_t> everyone = sample_tokens(inputs.n_tokens(), inputs.n_tokens(), 0, "");
   const HessianPrior prior = make_prior(*capture.ffn_input());
-  const double n0_w13 = static_cast<double>(context.config.d_model) / 4;
-  const double n0_w2 = static_cast<double>(context.config.d_ff) / 4;
+  const double n0_w13 = kPriorStrength * static_cast<double>(context.config.d_model);
+  const double n0_w2 = kPriorStrength * static_cast<double>(context.config.d_ff);
   std::vector<ExpertHessians> out(static_cast<size_t>(n_experts));
   context.pool.parallel_for(n_experts, 1, [&](int64_t begin, int64_t end) {
     for (int64_t e = begin; e < end; ++e) {
@@ -63,7 +67,7 @@ std::vector<ExpertHessians> expert_hessians(const CallContext& context, const Bl
       const ExpertTokens& mine = routed[static_cast<size_t>(e)];
       const ExpertWeights& expert = weights.experts[static_cast<size_t>(e)];
       std::vector<float> scale;
-      for (float g : mine.weights) scale.push_back(routing_scale(g, settings.routing_exponent));
+      for (float g : mine.weights) scale.push_back(routing_scale(g, kRoutingExponent));
       HessianAccumulator accumulator(inputs.d_model);
       add_rows(context.pool, inputs, mine.tokens, scale.data(), &accumulator);
       ExpertHessians& h = out[static_cast<size_t>(e)];

@@ -6,14 +6,11 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "base/check.h"
-#include "base/rng.h"
+#include "bench/peer/compare.h"
 #include "format/json.h"
 
 namespace espalier::quality {
 namespace {
-
-constexpr int kResamples = 10000;
 
 std::string format(const char* text, ...) {
   char buffer[512];
@@ -24,10 +21,15 @@ std::string format(const char* text, ...) {
   return buffer;
 }
 
-double geometric_mean(const std::vector<double>& v) {
-  double sum = 0;
-  for (double x : v) sum += std::log(x);
-  return std::exp(sum / static_cast<double>(v.size()));
+// Difference of KL sums per scored position, peer - arm.
+peer::PairedDifference compare_kl(const PanelScores& peer, const PanelScores& arm) {
+  std::vector<double> theirs, ours, positions;
+  for (const ScoreSums& row : peer.rows) theirs.push_back(row.kl);
+  for (const ScoreSums& row : arm.rows) {
+    ours.push_back(row.kl);
+    positions.push_back(static_cast<double>(row.positions));
+  }
+  return peer::paired_bootstrap(theirs, ours, positions);
 }
 
 // Arms with a seed are measured against the peer of the same seed, others against seed 0's.
@@ -56,7 +58,7 @@ GoldenMeans golden_means(const std::vector<GoldenResult>& golden) {
     best.push_back(g.best / g.recorded);
     if (std::fabs(std::log(restated.back())) > std::fabs(std::log(worst->restated / worst->recorded))) worst = &g;
   }
-  return {geometric_mean(restated), geometric_mean(fast), geometric_mean(best), worst};
+  return {peer::geometric_mean(restated), peer::geometric_mean(fast), peer::geometric_mean(best), worst};
 }
 
 std::string golden_text(const Report& report) {
@@ -80,10 +82,10 @@ std::string error_text(const Report& report) {
                     format("%4s  %-12s %11s %7s %9s  %s\n", "K", "arm", "error", "ratio", "lower", "worst ratio");
   for (const ArmResult& arm : report.arms) {
     out += format("%4s  %-12s %11.5e", codec::width_text(arm.k2).c_str(), arm.arm.c_str(),
-                  geometric_mean(arm.true_errors));
+                  peer::geometric_mean(arm.true_errors));
     const ArmResult* peer = peer_of(report, arm);
     if (peer != nullptr && peer != &arm) {
-      const ErrorComparison c = compare_errors(peer->true_errors, arm.true_errors);
+      const peer::ErrorComparison c = peer::compare_errors(peer->true_errors, arm.true_errors);
       out += format(" %7.4f %4ld/%-4zu  %.4f %s", c.ratio, static_cast<long>(c.n_lower), arm.true_errors.size(),
                     c.worst, report.matrices[c.worst_matrix].c_str());
     }
@@ -103,17 +105,17 @@ std::string kl_text(const Report& report) {
           "\nPanel KL(native || quantized), nats per position, kvq, %ld positions in %zu rows, native perplexity %.4f; "
           "difference "
           "peer - arm\nwith the 95 %% interval of %d paired resamples of rows\n%4s  %-12s %9s %8s %9s %7s  %s\n",
-          static_cast<long>(sums.positions), arm.panel.rows.size(), sums.ppl_reference(), kResamples, "K", "arm", "KL",
-          "top-1 %", "ppl", "ratio", "difference [interval]");
+          static_cast<long>(sums.positions), arm.panel.rows.size(), sums.ppl_reference(), peer::kResamples, "K", "arm",
+          "KL", "top-1 %", "ppl", "ratio", "difference [interval]");
     }
     const ScoreSums sums = arm.panel.total();
     out += format("%4s  %-12s %9.5f %8.2f %9.4f", codec::width_text(arm.k2).c_str(), arm.arm.c_str(), sums.kl_mean(),
                   100 * sums.top1(), sums.ppl_candidate());
     const ArmResult* peer = peer_of(report, arm);
     if (peer != nullptr && peer != &arm) {
-      const KlComparison c = compare_kl(peer->panel, arm.panel);
-      out += format(" %7.4f  %+.5f [%+.5f, %+.5f]", sums.kl_mean() / peer->panel.total().kl_mean(), c.difference, c.low,
-                    c.high);
+      const peer::PairedDifference c = compare_kl(peer->panel, arm.panel);
+      out +=
+          format(" %7.4f  %+.5f [%+.5f, %+.5f]", sums.kl_mean() / peer->panel.total().kl_mean(), c.mean, c.low, c.high);
     }
     out += "\n";
   }
@@ -130,7 +132,8 @@ Claim judge(const Report& report) {
   for (const ArmResult& arm : report.arms) {
     if (arm.arm != "best") continue;
     const ArmResult* peer = peer_of(report, arm);
-    claim.errors = claim.errors && peer != nullptr && compare_errors(peer->true_errors, arm.true_errors).ratio < 1;
+    claim.errors =
+        claim.errors && peer != nullptr && peer::compare_errors(peer->true_errors, arm.true_errors).ratio < 1;
     if (arm.k2 == 4 || arm.k2 == 6)
       claim.kl = claim.kl && peer != nullptr && compare_kl(peer->panel, arm.panel).low > 0;
   }
@@ -138,47 +141,6 @@ Claim judge(const Report& report) {
 }
 
 }  // namespace
-
-ErrorComparison compare_errors(const std::vector<double>& peer, const std::vector<double>& ours) {
-  CHECK(peer.size() == ours.size()) << "errors of different matrices";
-  ErrorComparison out;
-  std::vector<double> ratios;
-  for (size_t i = 0; i < ours.size(); ++i) {
-    ratios.push_back(ours[i] / peer[i]);
-    out.n_lower += ratios.back() < 1 ? 1 : 0;
-    if (ratios.back() > out.worst) {
-      out.worst = ratios.back();
-      out.worst_matrix = i;
-    }
-  }
-  out.ratio = geometric_mean(ratios);
-  return out;
-}
-
-KlComparison compare_kl(const PanelScores& peer, const PanelScores& ours) {
-  CHECK(peer.rows.size() == ours.rows.size()) << "scores of different panels";
-  const size_t n = ours.rows.size();
-  const auto mean = [&](auto&& row_of) {
-    double difference = 0;
-    int64_t positions = 0;
-    for (size_t i = 0; i < n; ++i) {
-      const size_t r = row_of(i);
-      difference += peer.rows[r].kl - ours.rows[r].kl;
-      positions += ours.rows[r].positions;
-    }
-    return difference / static_cast<double>(positions);
-  };
-  const CounterRng rng(1, "bootstrap");
-  std::vector<double> means;
-  for (int resample = 0; resample < kResamples; ++resample) {
-    means.push_back(mean([&](size_t i) {
-      const double u = rng.uniform(static_cast<uint64_t>(resample) * n + i);
-      return std::min(n - 1, static_cast<size_t>(u * static_cast<double>(n)));
-    }));
-  }
-  std::sort(means.begin(), means.end());
-  return {mean([](size_t i) { return i; }), percentile(means, 0.025), percentile(means, 0.975)};
-}
 
 std::string report_text(const Report& report) {
   std::string out =
@@ -222,13 +184,13 @@ std::string report_json(const Report& report) {
   for (const ArmResult& arm : report.arms) {
     Json a = {{"arm", arm.arm},
               {"bits", arm.k2 / 2.0},
-              {"true_error", geometric_mean(arm.true_errors)},
+              {"true_error", peer::geometric_mean(arm.true_errors)},
               {"digest", arm.digest},
               {"encode_seconds", arm.encode_seconds}};
     const ArmResult* peer = peer_of(report, arm);
     const bool has_peer = peer != nullptr && peer != &arm;
     if (has_peer) {
-      const ErrorComparison c = compare_errors(peer->true_errors, arm.true_errors);
+      const peer::ErrorComparison c = peer::compare_errors(peer->true_errors, arm.true_errors);
       a["error_ratio"] = c.ratio;
       a["n_lower"] = c.n_lower;
       a["worst_ratio"] = c.worst;
@@ -241,8 +203,8 @@ std::string report_json(const Report& report) {
       a["ppl"] = sums.ppl_candidate();
       a["positions"] = sums.positions;
       if (has_peer) {
-        const KlComparison c = compare_kl(peer->panel, arm.panel);
-        a["kl_difference"] = {{"mean", c.difference}, {"low", c.low}, {"high", c.high}};
+        const peer::PairedDifference c = compare_kl(peer->panel, arm.panel);
+        a["kl_difference"] = {{"mean", c.mean}, {"low", c.low}, {"high", c.high}};
       }
     }
     doc["arms"].push_back(std::move(a));

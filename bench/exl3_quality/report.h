@@ -20,22 +20,6 @@ struct ArmResult {
   std::string digest;
 };
 
-// ours / peer over the matrices.
-struct ErrorComparison {
-  double ratio = 0;  // geometric mean
-  int64_t n_lower = 0;
-  double worst = 0;
-  size_t worst_matrix = 0;
-};
-ErrorComparison compare_errors(const std::vector<double>& peer, const std::vector<double>& ours);
-
-// Mean KL difference peer - ours per scored position, with the percentile interval of a paired bootstrap over rows:
-// 10,000 resamples of as many rows, drawn by CounterRng(1, "bootstrap"), the same for every pair.
-struct KlComparison {
-  double difference = 0, low = 0, high = 0;
-};
-KlComparison compare_kl(const PanelScores& peer, const PanelScores& ours);
-
 struct Report {
   std::vector<GoldenResult> golden;
   int golden_seeds = 0;
