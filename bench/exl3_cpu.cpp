@@ -1,12 +1,12 @@
 // How many weights a second does one core multiply with packed mul1 matrices, and how fast is the trellis encoder?
 //
-// Method: int8_matmul on one thread, the whole call (rotations and quantization included), random trellis bits and activations.
-// Set `memory`: 5120x2304 matrices visited in turn, at least --memory-mb of them together; set `cache`: one 1024x1024 matrix.
-// Every figure is the least of many short repetitions; calls of one cell are spread over the whole run. Clock: a chain of
-// dependent 64-bit multiplications, 3 cycles each on the cores we know. Floors: reading the trellis bytes at the measured rate
-// of plain reads; vector operations (5 + 2m per 32 weights with bytes, 8 + m with words) at two a cycle.
-// Usage: bench_exl3_cpu [--raw] [--rounds N] [--memory-mb N] [--no-encoder] [--tier NAME] [K...]; K such as 2 or 2.5.
-// bench/exl3_cpu.py runs it next to llama.cpp's kernels.
+// Method: int8_matmul on one thread, the whole call (rotations and quantization included), random trellis bits and
+// activations. Set `memory`: 5120x2304 matrices visited in turn, at least --memory-mb of them together; set `cache`:
+// one 1024x1024 matrix. Every figure is the least of many short repetitions; calls of one cell are spread over the
+// whole run. Clock: a chain of dependent 64-bit multiplications, 3 cycles each on the cores we know. Floors: reading
+// the trellis bytes at the measured rate of plain reads; vector operations (5 + 2m per 32 weights with bytes, 8 + m
+// with words) at two a cycle. Usage: bench_exl3_cpu [--raw] [--rounds N] [--memory-mb N] [--no-encoder] [--tier NAME]
+// [K...]; K such as 2 or 2.5. bench/exl3_cpu.py runs it next to llama.cpp's kernels.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -31,7 +31,9 @@ using namespace espalier::codec;
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 std::string machine_name() {
   std::ifstream info("/proc/cpuinfo");
@@ -201,7 +203,8 @@ bool parse(int argc, char** argv, Options& options) {
 int main(int argc, char** argv) {
   Options options;
   if (!parse(argc, argv, options)) {
-    std::fprintf(stderr, "usage: %s [--raw] [--rounds N] [--memory-mb N] [--no-encoder] [--tier NAME] [K...]\n", argv[0]);
+    std::fprintf(stderr, "usage: %s [--raw] [--rounds N] [--memory-mb N] [--no-encoder] [--tier NAME] [K...]\n",
+                 argv[0]);
     return 2;
   }
   ThreadPool pool(1);
@@ -211,8 +214,8 @@ int main(int argc, char** argv) {
   if (options.raw) {
     std::printf("machine\t%s\t%s\t%.4g\t%.4g\n", machine_name().c_str(), tier.c_str(), hz, read);
   } else {
-    std::printf("%s, tier %s, one thread, clock %.2f GHz, plain reads %.1f GB/s\n", machine_name().c_str(), tier.c_str(), hz * 1e-9,
-                read * 1e-9);
+    std::printf("%s, tier %s, one thread, clock %.2f GHz, plain reads %.1f GB/s\n", machine_name().c_str(),
+                tier.c_str(), hz * 1e-9, read * 1e-9);
   }
   const CounterRng rng(5, "activations");
   std::vector<float> x(16 * 5120), y(16 * 2304);
@@ -234,14 +237,15 @@ int main(int argc, char** argv) {
         const double floor_bytes = weights * k2 / 16 / read;
         std::printf(options.raw ? "ours\t%s\t%s\t%s\t%d\t%.6g\t%.6g\t%.6g\n"
                                 : "K=%-4s %-7s %-9s m=%-3d %6.2f Gw/s  floors: operations %6.2f, bytes %6.2f\n",
-                    width_text(k2).c_str(), set.name, kKindNames[static_cast<int>(cell.kind)], cell.rows, 1e-9 * weights / cell.least,
-                    1e-9 * weights / floor_operations, 1e-9 * weights / floor_bytes);
-        if (!options.raw && cell.rows == 1) std::printf("       %.2f cycles per 16 weights\n", cell.least * hz / (weights / 16));
+                    width_text(k2).c_str(), set.name, kKindNames[static_cast<int>(cell.kind)], cell.rows,
+                    1e-9 * weights / cell.least, 1e-9 * weights / floor_operations, 1e-9 * weights / floor_bytes);
+        if (!options.raw && cell.rows == 1)
+          std::printf("       %.2f cycles per 16 weights\n", cell.least * hz / (weights / 16));
       }
     }
     if (options.encoder && is_searchable_width(k2)) {
-      std::printf(options.raw ? "encoder\t%s\t%.6g\n" : "K=%-4s encoder %.3f s per million weights\n", width_text(k2).c_str(),
-                  encoder_seconds(pool, k2, options.tier));
+      std::printf(options.raw ? "encoder\t%s\t%.6g\n" : "K=%-4s encoder %.3f s per million weights\n",
+                  width_text(k2).c_str(), encoder_seconds(pool, k2, options.tier));
     }
     std::fflush(stdout);
   }

@@ -9,8 +9,8 @@ llama-cpp-python is fetched with pip into a temporary folder and its ggml built 
 Method: the two sides take turns for N rounds on one thread; every figure is the least time of all rounds. llama.cpp multiplies
 through ggml graphs of one mul_mat on its CPU backend, each with another weight buffer, both in the file's layout and in its
 repacked one where it has one; the faster is reported and named. Set `memory`: 5120x2304, buffers of at least --memory-mb
-together; set `cache`: one 1024x1024 matrix again and again (four nodes a graph). Both sides include the quantization of the activations; ours also
-includes the two rotations.
+together; set `cache`: one 1024x1024 matrix again and again (four nodes a graph). Both sides include the quantization of the
+activations; ours also includes the two rotations.
 """
 import argparse
 import ctypes as C
@@ -34,18 +34,19 @@ SHAPES = {"memory": (5120, 2304), "cache": (1024, 1024)}
 
 
 def build_ggml(folder):
-    subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "llama-cpp-python", "-d", folder],
-                   check=True)
+    subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "llama-cpp-python",
+                    "-d", folder], check=True)
     archive = glob.glob(os.path.join(folder, "llama_cpp_python-*.tar.gz"))[0]
     with tarfile.open(archive) as tar:
         tar.extractall(folder)
     source = glob.glob(os.path.join(folder, "llama_cpp_python-*/vendor/llama.cpp"))[0]
     build = os.path.join(folder, "build")
     off = [f"-DLLAMA_BUILD_{part}=OFF" for part in ("COMMON", "TESTS", "TOOLS", "EXAMPLES", "SERVER")]
-    subprocess.run(["cmake", "-S", source, "-B", build, "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DGGML_NATIVE=ON",
-                    "-DGGML_OPENMP=OFF", "-DLLAMA_CURL=OFF", *off], check=True, stdout=subprocess.DEVNULL)
+    on = ["-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DGGML_NATIVE=ON"]
+    subprocess.run(["cmake", "-S", source, "-B", build, *on, "-DGGML_OPENMP=OFF", "-DLLAMA_CURL=OFF", *off], check=True,
+                   stdout=subprocess.DEVNULL)
     subprocess.run(["cmake", "--build", build, "-j2", "--target", "ggml"], check=True, stdout=subprocess.DEVNULL)
-    return os.path.join(build, "bin"), os.path.basename(archive)
+    return os.path.join(build, "bin")
 
 
 class InitParams(C.Structure):
@@ -59,6 +60,9 @@ class Ggml:
         pointer, number = C.c_void_p, C.c_int64
         self.declare(self.base, "ggml_init", pointer, InitParams)
         self.declare(self.base, "ggml_free", None, pointer)
+        self.declare(self.base, "ggml_version", C.c_char_p)
+        self.declare(self.base, "ggml_commit", C.c_char_p)
+        self.version = f"{self.base.ggml_version().decode()} ({self.base.ggml_commit().decode()})"
         self.declare(self.base, "ggml_new_tensor_2d", pointer, pointer, C.c_int, number, number)
         self.declare(self.base, "ggml_mul_mat", pointer, pointer, pointer, pointer)
         self.declare(self.base, "ggml_new_graph_custom", pointer, pointer, C.c_size_t, C.c_bool)
@@ -155,7 +159,9 @@ class Case:
 
 
 def run_ours(program, widths, rounds, memory_mb, encoder):
-    command = [program, "--raw", "--rounds", str(rounds), "--memory-mb", str(memory_mb), *([] if encoder else ["--no-encoder"]), *widths]
+    command = [program, "--raw", "--rounds", str(rounds), "--memory-mb", str(memory_mb), *widths]
+    if not encoder:
+        command.append("--no-encoder")
     machine, cells, encoders = None, {}, {}
     for line in subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines():
         kind, *fields = line.split("\t")
@@ -196,8 +202,7 @@ def main():
     parser.add_argument("widths", nargs="*", default=["1.5", "2", "2.5", "3", "3.5", "4", "5", "6"])
     arguments = parser.parse_intermixed_args()
     temporary = tempfile.TemporaryDirectory()
-    folder, version = (arguments.ggml, pathlib.Path(arguments.ggml).name) if arguments.ggml else build_ggml(temporary.name)
-    ggml = Ggml(folder)
+    ggml = Ggml(arguments.ggml or build_ggml(temporary.name))
     ours, encoders, theirs, machine = {}, {}, {}, None
     types = sorted({NEAREST[w] for w in arguments.widths} | {"Q4_0", "Q8_0"})
     for turn in range(arguments.rounds):
@@ -212,21 +217,24 @@ def main():
 
     lines = [f"machine: {machine[0]}, tier {machine[1]}, one thread, clock {machine[2] * 1e-9:.2f} GHz, plain reads "
              f"{machine[3] * 1e-9:.1f} GB/s (both from the last turn)",
-             f"date: {time.strftime('%Y-%m-%d')}; llama.cpp: ggml of {version}, GGML_NATIVE=ON, the faster of "
-             f"{' and '.join(ggml.buffer_types)}",
+             f"date: {time.strftime('%Y-%m-%d')}; load average at the end {os.getloadavg()[0]:.1f}",
+             f"llama.cpp: ggml {ggml.version} of llama-cpp-python, GGML_NATIVE=ON, the faster of {' and '.join(ggml.buffer_types)}",
              f"command: bench/exl3_cpu.py bench_exl3_cpu --rounds {arguments.rounds} --memory-mb {arguments.memory_mb}",
-             "Billions of weights a second and core; least time of all turns. Floors: two vector operations a cycle; trellis bytes at "
-             "the rate of plain reads.", ""]
+             "Billions of weights a second and core; least time of all turns. Floors: two vector operations a cycle; trellis bytes",
+             "at the rate of plain reads.", ""]
     for group, (k, n) in SHAPES.items():
-        lines += [f"{group}: {k}x{n}", "K    m   plain  residual  llama.cpp            plain/theirs  residual/theirs  floors: operations  bytes"]
+        lines += [f"{group}: {k}x{n}",
+                  "K    m   plain  residual  llama.cpp            plain/theirs  residual/theirs  floors: operations  bytes"]
         for width in arguments.widths:
             for rows in ROWS:
                 plain, residual = ours[width, group, "plain", rows], ours[width, group, "residual", rows]
                 rate, layout = theirs[NEAREST[width], group, rows]
-                lines.append(f"{width:4} {rows:2} {plain[0]:7.2f} {residual[0]:9.2f}  {NEAREST[width]:5}{rate:6.2f} {layout:11} "
-                             f"{plain[0] / rate:10.2f} {residual[0] / rate:16.2f} {plain[1]:19.2f} {plain[2]:6.2f}")
+                ours_part = f"{width:4} {rows:2} {plain[0]:7.2f} {residual[0]:9.2f}"
+                ratios = f"{plain[0] / rate:10.2f} {residual[0] / rate:16.2f} {plain[1]:19.2f} {plain[2]:6.2f}"
+                lines.append(f"{ours_part}  {NEAREST[width]:5}{rate:6.2f} {layout:11} {ratios}")
         for name in ("Q4_0", "Q8_0"):
-            lines.append(f"  {name}: " + ", ".join(f"m={r} {theirs[name, group, r][0]:.2f} ({theirs[name, group, r][1]})" for r in ROWS))
+            cells = [(rows, *theirs[name, group, rows]) for rows in ROWS]
+            lines.append(f"  {name}: " + ", ".join(f"m={rows} {rate:.2f} ({layout})" for rows, rate, layout in cells))
         if ("3", group, "exact", 1) in ours:
             lines.append(f"  exl3_matmul (fp32, exact), K = 3, m = 1: {ours['3', group, 'exact', 1][0]:.2f}")
         lines.append("")

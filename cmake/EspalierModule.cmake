@@ -1,8 +1,9 @@
 # espalier_module(name [DEPENDS modules…] [LIBRARIES targets…])
 #
 # Makes the static library espalier_<name> from src/<name>/**/*.cpp. A file whose name ends in _avx2.cpp or _avx512.cpp is
-# compiled for that instruction set (and only on x86); it must keep everything but its entry points internal, because inline
-# functions shared with other files could otherwise be linked from here and crash an older CPU. With CUDA, *.cu files belong to the
+# compiled for that instruction set (and only on x86), one in _neon.cpp for AArch64 with dot products; it must keep everything
+# but its entry points internal, because inline functions shared with other files could otherwise be linked from here and crash
+# an older CPU. With CUDA, *.cu files belong to the
 # module too; without it, files whose name ends in _without_cuda.cpp stand in for them.
 function(espalier_module name)
   cmake_parse_arguments(M "" "" "DEPENDS;LIBRARIES" ${ARGN})
@@ -13,6 +14,13 @@ function(espalier_module name)
     list(APPEND sources ${cuda_sources})
   endif()
   foreach(source IN LISTS sources)
+    if(source MATCHES "_neon\\.cpp$")
+      if(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
+        set_source_files_properties("${source}" PROPERTIES COMPILE_OPTIONS "-march=armv8.2-a+dotprod")
+      else()
+        list(REMOVE_ITEM sources "${source}")
+      endif()
+    endif()
     if(source MATCHES "_avx512\\.cpp$" OR source MATCHES "_avx2\\.cpp$")
       if(NOT ESPALIER_X86)
         list(REMOVE_ITEM sources "${source}")

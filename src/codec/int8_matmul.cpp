@@ -9,6 +9,10 @@
 #include "base/check.h"
 #include "codec/int8_matmul_kernels.h"
 
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
 namespace espalier::codec {
 namespace {
 
@@ -17,9 +21,22 @@ constexpr int64_t kRowGroup = 256;
 // Column blocks that one thread takes through a chunk together: neighbours in memory.
 constexpr int64_t kMostBlocks = 8;
 
+#if defined(__aarch64__)
+bool has_dot_product() {
+#if defined(__linux__)
+  return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#else
+  return true;  // every other AArch64 system that we know of
+#endif
+}
+#endif
+
 const Int8Kernels& kernels_of(SimdTier tier) {
   switch (tier) {
-#if defined(__x86_64__)
+#if defined(__aarch64__)
+    case SimdTier::kBaseline:
+      return has_dot_product() ? int8_kernels_neon() : int8_kernels_portable();
+#elif defined(__x86_64__)
     case SimdTier::kAvx512:
       return int8_kernels_avx512();
     case SimdTier::kAvx2:
@@ -94,7 +111,8 @@ void multiply_unit(const Int8Kernels& kernels, const Prepared& p, int64_t unit, 
   for (int64_t c = 0; c < p.n_chunks; ++c) {
     for (int64_t b = 0; b < n_blocks; ++b) {
       const int64_t next_words = b + 1 < n_blocks ? block_words : chunk_words - b * block_words;
-      product(weight.trellis, {c, first_block + b, next_words}, p.rows_of(c, first, rows), z.data() + b * rows * kBlock);
+      product(weight.trellis, {c, first_block + b, next_words}, p.rows_of(c, first, rows),
+              z.data() + b * rows * kBlock);
     }
   }
   for (int64_t b = 0; b < n_blocks; ++b) {
@@ -134,7 +152,9 @@ void int8_matmul(ThreadPool& pool, std::span<const Int8Job> jobs, Int8Mode mode,
     const bool as_bytes = mode == Int8Mode::kPlain && job.rows <= kernels.max_byte_rows;
     Prepared p;
     p.job = &job;
-    p.form = as_bytes ? Int8Form::kPlainBytes : mode == Int8Mode::kPlain ? Int8Form::kPlainWords : Int8Form::kResidualWords;
+    p.form = as_bytes                   ? Int8Form::kPlainBytes
+             : mode == Int8Mode::kPlain ? Int8Form::kPlainWords
+                                        : Int8Form::kResidualWords;
     p.n_chunks = job.weight.k() / kChunk;
     p.blocks_per_unit = std::clamp<int64_t>(2 * kRowGroup / job.rows, 1, blocks);
     p.units_per_group = (job.weight.n() / kBlock + p.blocks_per_unit - 1) / p.blocks_per_unit;

@@ -6,13 +6,14 @@
 //   d = max|xh| / 127, main = rint(xh / d), residual = rint(254 * (xh / d - main)),
 //   kPlain:    a = main                    z += kappa * d * T,        T = sum (s - 510) * a
 //   kResidual: a = 254 * main + residual   z += kappa * d / 254 * T
-// T is exact; z is one fp32 FMA chain over ascending chunks. So every row's bits are independent of the other rows, the batch,
-// the threads, the SIMD tier and of how jobs are put together. Error against the exact product, relative and rms: about 0.006
-// (kPlain: 8-bit activations) and 2e-4 (kResidual: 15 to 16 bits; what is left is the codebook's rounding to fp16).
+// T is exact; z is one fp32 FMA chain over ascending chunks. So every row's bits are independent of the other rows, the
+// batch, the threads, the SIMD tier and of how jobs are put together. Error against the exact product, relative and
+// rms: about 0.006 (kPlain: 8-bit activations) and 2e-4 (kResidual: 15 to 16 bits; what is left is the codebook's
+// rounding to fp16).
 //
-// A row with a NaN or an infinity among its rotated inputs (also by overflow of a finite one) gives NaN in all its outputs.
-// A chunk of zeros contributes zero. Scales under- and overflow as fp32 products do.
-// Source: docs/formats/exl3.md, "Integer products"; docs/decisions/codec-int8-products.md.
+// A row with a NaN or an infinity among its rotated inputs (also by overflow of a finite one) gives NaN in all its
+// outputs. A chunk of zeros contributes zero. Scales under- and overflow as fp32 products do. Source:
+// docs/formats/exl3.md, "Integer products"; docs/decisions/codec-int8-products.md.
 #pragma once
 
 #include <cstdint>
@@ -37,9 +38,9 @@ struct Int8Job {
   float* y = nullptr;
 };
 
-// All jobs of the list (any shapes, widths and numbers of rows) in one go: the same bits as one call each, but many small
-// matrices, such as the experts of a layer, share the threads. Threads: over (job, 128 columns).
-// Memory: 2 bytes per row and input. CHECKs that every job has_int8_matmul.
+// All jobs of the list (any shapes, widths and numbers of rows) in one go: the same bits as one call each, but many
+// small matrices, such as the experts of a layer, share the threads. Threads: over (job, 128 columns). Memory: 2 bytes
+// per row and input. CHECKs that every job has_int8_matmul.
 void int8_matmul(ThreadPool& pool, std::span<const Int8Job> jobs, Int8Mode mode, SimdTier tier = active_simd_tier());
 
 // A list of one.

@@ -19,8 +19,8 @@ template <int kK2>
 struct Layout {
   static constexpr RingWindows kWindows = make_ring_windows(kK2);
 
-  // Two neighbouring states, 16 + K bits, lie in the 32 bits from some byte of their pair of words on: `bytes` moves these to a
-  // dword, `right` brings the first state to its lower half, `left` the second to its upper half.
+  // Two neighbouring states, 16 + K bits, lie in the 32 bits from some byte of their pair of words on: `bytes` moves
+  // these to a dword, `right` brings the first state to its lower half, `left` the second to its upper half.
   struct Cut {
     alignas(32) std::array<uint8_t, 32> bytes;
     alignas(32) std::array<int32_t, 8> right;
@@ -37,7 +37,8 @@ struct Layout {
         const int byte = second / 8 < 4 ? second / 8 : 4;
         Cut& cut = cuts[v][d / 8];
         // The register has w[j] above w[j-1], the ring the other way round.
-        for (int b = 0; b < 4; ++b) cut.bytes[4 * (d % 8) + b] = static_cast<uint8_t>(8 * (lane % 2) + (byte + b + 4) % 8);
+        for (int b = 0; b < 4; ++b)
+          cut.bytes[4 * (d % 8) + b] = static_cast<uint8_t>(8 * (lane % 2) + (byte + b + 4) % 8);
         cut.right[d % 8] = first - 8 * byte;
         cut.left[d % 8] = 16 - (second - 8 * byte);
       }
@@ -82,8 +83,8 @@ void decode_sums(const uint16_t* tile, int64_t tile_row_words, int64_t next_word
 #pragma GCC unroll 8
       for (int s = 0; s < L::kWindows.n_slots; ++s) {
         const int* word = L::kWindows.word[s] + 4 * g;
-        slots[s] = _mm256_set_epi64x(pair_at<kK2>(tile, word[3]), pair_at<kK2>(tile, word[2]), pair_at<kK2>(tile, word[1]),
-                                     pair_at<kK2>(tile, word[0]));
+        slots[s] = _mm256_set_epi64x(pair_at<kK2>(tile, word[3]), pair_at<kK2>(tile, word[2]),
+                                     pair_at<kK2>(tile, word[1]), pair_at<kK2>(tile, word[0]));
       }
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) {

@@ -33,8 +33,8 @@ struct Layout {
     }
     return pick;
   }
-  // Byte controls of vpmultishiftqb: the pair lies in the register as w[j] * 2^32 + w[j-1], which is the ring's order turned by
-  // 32 bits; the instruction's windows wrap around, so 32 more than the ring's offset finds them.
+  // Byte controls of vpmultishiftqb: the pair lies in the register as w[j] * 2^32 + w[j-1], which is the ring's order
+  // turned by 32 bits; the instruction's windows wrap around, so 32 more than the ring's offset finds them.
   using Control = std::array<std::array<uint8_t, 64>, kVectors>;
   static constexpr Control make_control() {
     Control control{};
@@ -120,8 +120,8 @@ struct Slots {
   }
 };
 
-// The lower and upper 16 bits of state * multiplier. One 32-bit multiplication takes two operations for 16 states here; three
-// 16-bit ones and an addition serve 32.
+// The lower and upper 16 bits of state * multiplier. One 32-bit multiplication takes two operations for 16 states here;
+// three 16-bit ones and an addition serve 32.
 struct Product {
   __m512i low;
   __m512i high;
@@ -138,13 +138,14 @@ struct Product {
 inline void fold(__m512i half0, __m512i half1, int32_t centre, float scale, float* z) {
   const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
   const __m512i odd = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
-  __m512i sum = _mm512_add_epi32(_mm512_permutex2var_epi32(half0, even, half1), _mm512_permutex2var_epi32(half0, odd, half1));
+  __m512i sum =
+      _mm512_add_epi32(_mm512_permutex2var_epi32(half0, even, half1), _mm512_permutex2var_epi32(half0, odd, half1));
   sum = _mm512_sub_epi32(sum, _mm512_set1_epi32(centre));
   _mm512_storeu_ps(z, _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(scale), _mm512_loadu_ps(z)));
 }
 
-// acc += products of unsigned bytes by signed ones (of int16), four (two) a dword. In assembly, because GCC 12 copies the
-// accumulator before and after the intrinsic.
+// acc += products of unsigned bytes by signed ones (of int16), four (two) a dword. In assembly, because GCC 12 copies
+// the accumulator before and after the intrinsic.
 inline void add_bytes(__m512i& acc, __m512i u8, __m512i s8) {
   asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(u8), "v"(s8));
 }

@@ -1,8 +1,8 @@
 // Inner loops of int8_matmul, one set per instruction set; internal to the codec. All sets give the same bits.
 //
-// Activations come in quads: tile row t (0..3) of a 16-row tile needs the four inputs 2t, 2t+1, 2t+8, 2t+9, because these are
-// the rows of four consecutive ring positions. A chunk of 128 inputs has 32 quads of 8 bytes: four int16, or four int8, each
-// twice (plain activations of few rows, where summing the bytes of the codebook first does not pay).
+// Activations come in quads: tile row t (0..3) of a 16-row tile needs the four inputs 2t, 2t+1, 2t+8, 2t+9, because
+// these are the rows of four consecutive ring positions. A chunk of 128 inputs has 32 quads of 8 bytes: four int16, or
+// four int8, each twice (plain activations of few rows, where summing the bytes of the codebook first does not pay).
 #pragma once
 
 #include <cstdint>
@@ -27,8 +27,8 @@ struct Int8Output {
 
 // The same, read by the products.
 //
-// Overflow: |a| <= 254*127 + 127 = 32385 and |s - 510| <= 510, so |T| <= 128 * 510 * 32385 = 2114092800 < 2^31. Kernels may sum
-// s*a with wrap-around and subtract 510 * sum a at the end (mod 2^32 the same number).
+// Overflow: |a| <= 254*127 + 127 = 32385 and |s - 510| <= 510, so |T| <= 128 * 510 * 32385 = 2114092800 < 2^31. Kernels
+// may sum s*a with wrap-around and subtract 510 * sum a at the end (mod 2^32 the same number).
 struct Int8Rows {
   const uint64_t* quads;
   const float* scale;
@@ -40,7 +40,8 @@ struct Int8Rows {
 struct Int8Place {
   int64_t chunk;
   int64_t block;
-  int64_t next_words;  // from each tile to the one that is needed a block later: far apart in memory, so worth a prefetch
+  int64_t
+      next_words;  // from each tile to the one that is needed a block later: far apart in memory, so worth a prefetch
 };
 
 struct Int8Kernels {
@@ -49,7 +50,8 @@ struct Int8Kernels {
   void (*bytes)(const TrellisView& view, const Int8Place& place, const Int8Rows& a, float* z);
   int max_byte_rows;
   // Rows x [rows, 128] (stride) of one chunk, suh [128]:f16 -> rotated and quantized.
-  void (*quantize)(const uint16_t* suh, const float* x, int64_t stride, int64_t rows, Int8Form form, const Int8Output& out);
+  void (*quantize)(const uint16_t* suh, const float* x, int64_t stride, int64_t rows, Int8Form form,
+                   const Int8Output& out);
   // y [rows, 128] (stride) = had(z) * svh, z [rows, 128].
   void (*rotate)(const uint16_t* svh, const float* z, int64_t rows, float* y, int64_t stride);
 };

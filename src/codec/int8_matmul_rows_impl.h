@@ -1,6 +1,6 @@
-// Rotation and quantization around the integer product, included once per instruction set (into an unnamed namespace of the
-// kernels' file) so that each gets its own width of vectors. Every operation is one IEEE operation per element in the order of
-// codec/matmul.h and codec/int8_matmul.h, so all widths give the same bits.
+// Rotation and quantization around the integer product, included once per instruction set (into an unnamed namespace of
+// the kernels' file) so that each gets its own width of vectors. Every operation is one IEEE operation per element in
+// the order of codec/matmul.h and codec/int8_matmul.h, so all widths give the same bits.
 #pragma once
 
 #include <algorithm>
@@ -34,7 +34,8 @@ constexpr int kLanes = 4;
 typedef float Lanes __attribute__((vector_size(4 * kLanes)));
 typedef int32_t LaneIndex __attribute__((vector_size(4 * kLanes)));
 
-// The butterfly over distance kDistance inside a register: a + b in the lower lane of each pair, a - b in the upper one.
+// The butterfly over distance kDistance inside a register: a + b in the lower lane of each pair, a - b in the upper
+// one.
 template <int kDistance>
 inline Lanes butterfly(Lanes v) {
   LaneIndex partner, upper;
@@ -82,7 +83,8 @@ inline void widen_scales(const uint16_t* bits, float* out) {
 }
 
 // See Int8Kernels::quantize.
-void quantize_rows(const uint16_t* suh, const float* x, int64_t stride, int64_t rows, Int8Form form, const Int8Output& out) {
+void quantize_rows(const uint16_t* suh, const float* x, int64_t stride, int64_t rows, Int8Form form,
+                   const Int8Output& out) {
   const bool with_residual = form == Int8Form::kResidualWords;
   const double steps = with_residual ? 254 : 1;  // of the integers in one d
   alignas(64) float scales[kChunk];
@@ -115,7 +117,8 @@ void quantize_rows(const uint16_t* suh, const float* x, int64_t stride, int64_t 
         q[i] = static_cast<int16_t>(static_cast<int32_t>(254.0f * main + residual));
       }
     } else {
-      for (int i = 0; i < kChunk; ++i) q[i] = static_cast<int16_t>(static_cast<int32_t>(std::rint(v[i] * boost * inverse)));
+      for (int i = 0; i < kChunk; ++i)
+        q[i] = static_cast<int16_t>(static_cast<int32_t>(std::rint(v[i] * boost * inverse)));
     }
     int32_t sum = 0;
     for (int i = 0; i < kChunk; ++i) sum += q[i];

@@ -1,9 +1,9 @@
 // Where vector code finds the states of a tile, computed at compile time from the ring's definition.
 //
 // A vector of the integer product has 64-bit lanes of four 16-bit states: lane i, vector 2t+h holds ring positions
-// 8*(4i+t) + 4h + {0,1,2,3}, which are tile rows 2t, 2t+1, 2t+8, 2t+9 of column i + 8h. So all lanes of a vector need the same
-// four activations, and a tile's 16 columns end in two accumulators. The states come from pairs of ring words (w[j-1], w[j]);
-// a slot is one register of such pairs, one per lane, from which as many vectors as possible are cut.
+// 8*(4i+t) + 4h + {0,1,2,3}, which are tile rows 2t, 2t+1, 2t+8, 2t+9 of column i + 8h. So all lanes of a vector need
+// the same four activations, and a tile's 16 columns end in two accumulators. The states come from pairs of ring words
+// (w[j-1], w[j]); a slot is one register of such pairs, one per lane, from which as many vectors as possible are cut.
 // Source: docs/formats/exl3.md, "Ring" and "Permutation".
 #pragma once
 
@@ -29,7 +29,8 @@ constexpr RingWindows make_ring_windows(int k2) {
   RingWindows w;
   w.n_words = 4 * k2;
   const int ring_bits = 128 * k2;
-  // Pairs that hold positions first..last of vector v in lane i: j from lowest to highest. All bit numbers are one turn up.
+  // Pairs that hold positions first..last of vector v in lane i: j from lowest to highest. All bit numbers are one turn
+  // up.
   struct Range {
     int lowest[RingWindows::kLanes];
     int highest[RingWindows::kLanes];

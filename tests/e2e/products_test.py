@@ -77,8 +77,8 @@ class Products(unittest.TestCase):
             for mode in MODES:
                 texts = []
                 for draft in ("off", "on"):
-                    made = run("generate", self.pack, "--tokens", prompt, "--max-tokens", "24", "--products", mode, "--draft", draft,
-                               "--json", "--quiet")
+                    made = run("generate", self.pack, "--tokens", prompt, "--max-tokens", "24", "--products", mode,
+                               "--draft", draft, "--json", "--quiet")
                     self.assertEqual(made.returncode, 0, made.stderr)
                     texts.append(json.loads(made.stdout)["token_ids"])
                 self.assertEqual(texts[0], texts[1], mode)

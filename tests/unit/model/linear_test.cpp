@@ -68,12 +68,15 @@ TEST(Linear, other_codebooks_and_forms_stay_exact) {
 TEST(Linear, a_mixed_list_equals_single_products) {
   ThreadPool pool(2);
   std::vector<Linear> linears;
-  linears.push_back(Linear::from_exl3(random_tensor(128, 256, 4, codec::Codebook::kMul1), WeightResidency::kStored, Products::kInt8));
-  linears.push_back(Linear::from_exl3(random_tensor(256, 128, 6, codec::Codebook::kMcg), WeightResidency::kStored, Products::kInt8));
+  linears.push_back(
+      Linear::from_exl3(random_tensor(128, 256, 4, codec::Codebook::kMul1), WeightResidency::kStored, Products::kInt8));
+  linears.push_back(
+      Linear::from_exl3(random_tensor(256, 128, 6, codec::Codebook::kMcg), WeightResidency::kStored, Products::kInt8));
   linears.push_back(Linear::from_exl3(random_tensor(384, 128, 7, codec::Codebook::kMul1), WeightResidency::kUnpacked,
                                       Products::kInt8Residual));
   linears.push_back(Linear::from_kn(random_rows(64 * 32).data(), 64, 32));
-  linears.push_back(Linear::from_exl3(random_tensor(128, 128, 3, codec::Codebook::kMul1), WeightResidency::kStored, Products::kInt8));
+  linears.push_back(
+      Linear::from_exl3(random_tensor(128, 128, 3, codec::Codebook::kMul1), WeightResidency::kStored, Products::kInt8));
   const int64_t rows[] = {1, 5, 2, 3, 0};
   std::vector<std::vector<float>> x, y;
   std::vector<Linear::Job> jobs;
