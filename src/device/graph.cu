@@ -8,16 +8,15 @@ namespace espalier::device {
 
 Result<Graph> Graph::capture(Stream& stream, const std::function<Status()>& body) {
   ESPALIER_CUDA_TRY("graph", cudaStreamBeginCapture(stream.handle(), cudaStreamCaptureModeThreadLocal));
-  Status queued = body();
+  const Status queued = body();
   cudaGraph_t recorded = nullptr;
   const cudaError_t ended = cudaStreamEndCapture(stream.handle(), &recorded);
   Graph graph;
-  if (queued.ok()) queued = cuda_status(ended, "graph", "cudaStreamEndCapture", __FILE__, __LINE__);
-  if (queued.ok()) {
-    queued = cuda_status(cudaGraphInstantiate(&graph.handle_, recorded, 0), "graph", "cudaGraphInstantiate", __FILE__, __LINE__);
-  }
+  const cudaError_t made = ended == cudaSuccess ? cudaGraphInstantiate(&graph.handle_, recorded, 0) : cudaSuccess;
   if (recorded != nullptr) cudaGraphDestroy(recorded);
   RETURN_IF_ERROR(queued);
+  RETURN_IF_ERROR(cuda_status(ended, "graph", "cudaStreamEndCapture", __FILE__, __LINE__));
+  RETURN_IF_ERROR(cuda_status(made, "graph", "cudaGraphInstantiate", __FILE__, __LINE__));
   return Result<Graph>(std::move(graph));
 }
 
