@@ -11,7 +11,9 @@ QuantizeOptions quantize_preset(Preset preset) {
   return options;
 }
 
-std::string_view preset_name(Preset preset) { return preset == Preset::kFast ? "fast" : "best"; }
+std::string_view preset_name(Preset preset) {
+  return preset == Preset::kFast ? "fast" : "best";
+}
 
 std::optional<Preset> preset_from_name(std::string_view name) {
   for (Preset preset : {Preset::kFast, Preset::kBest}) {

@@ -76,7 +76,7 @@ TEST(BlockLdl, feedback_removes_everything_outside_the_diagonal_blocks) {
   for (int64_t r = 0; r < n; ++r) {
     l[static_cast<size_t>(r * n + r)] = 1.0;
     for (int64_t c = 0; c < r / kTile * kTile; ++c) {
-      l[static_cast<size_t>(r * n + c)] = feedback[static_cast<size_t>((c / kTile * n + r) * kTile + c % kTile)];
+      l[static_cast<size_t>(r * n + c)] = feedback[static_cast<size_t>(c * n + r)];
     }
   }
   std::vector<double> d = h;
@@ -130,7 +130,7 @@ TEST(BlockLdl, factor_of_exllamav3s_rotated_hessian_agrees) {
   double power = 0;
   for (int64_t r = 0; r < n; ++r) {
     for (int64_t c = 0; c < n; ++c) {
-      const double mine = r / kTile > c / kTile ? feedback[static_cast<size_t>((c / kTile * n + r) * kTile + c % kTile)] : 0.0;
+      const double mine = r / kTile > c / kTile ? feedback[static_cast<size_t>(c * n + r)] : 0.0;
       const double theirs = expected[static_cast<size_t>(r * n + c)];
       error += (mine - theirs) * (mine - theirs);
       power += theirs * theirs;

@@ -12,6 +12,8 @@
 namespace espalier::codec {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 double gaussian(const CounterRng& rng, uint64_t i) {
@@ -54,7 +56,18 @@ void expect_same_bytes(const Exl3Tensor& a, const Exl3Tensor& b, const std::stri
   EXPECT_EQ(a.svh, b.svh) << what;
 }
 
-void expect_golden_quality(const std::vector<std::filesystem::path>& files, double bound, int n_expected) {
+// Geometric mean of the true error over exllamav3's recorded one.
+void expect_golden_quality(Preset preset, double bound, uint64_t n_seeds) {
+  const std::filesystem::path larger = golden::shared_file("mul1_larger.safetensors");
+  const std::filesystem::path other = golden::shared_file("other_and_special.safetensors");
+  std::vector<std::filesystem::path> files = {golden::tree_file("mul1_128.safetensors")};
+  const bool all = std::filesystem::exists(larger) && std::filesystem::exists(other);
+  if (all) {
+    files.push_back(larger);
+    files.push_back(other);
+  } else {
+    std::printf("%s and its neighbour are not here; only the 7 tracked cases were measured\n", larger.c_str());
+  }
   ThreadPool pool(2);
   double log_ratio = 0;
   int n_cases = 0;
@@ -64,38 +77,31 @@ void expect_golden_quality(const std::vector<std::filesystem::path>& files, doub
       if (c.hessian.empty()) continue;
       const ErrorMeasures recorded = measure_error(c.weight.data(), c.decoded.data(), c.k, c.n, c.hessian.data(), pool);
       double mean = 0;
-      for (uint64_t seed = 0; seed < 5; ++seed) {
-        QuantizeOptions options;
+      for (uint64_t seed = 0; seed < n_seeds; ++seed) {
+        QuantizeOptions options = quantize_preset(preset);
         options.k2 = c.k2;
         options.codebook = c.codebook;
         options.seed = seed;
         options.name = c.name;
         const Result<QuantizedMatrix> r = quantize_matrix(c.weight.data(), c.k, c.n, c.hessian.data(), options, pool);
         ASSERT_TRUE(r.ok()) << r.error().message();
-        mean += r->true_error / 5;
+        mean += r->true_error / static_cast<double>(n_seeds);
       }
       log_ratio += std::log(mean / recorded.true_error);
       ++n_cases;
     }
   }
-  EXPECT_EQ(n_cases, n_expected);
+  EXPECT_EQ(n_cases, all ? 24 : 7);
   const double ratio = std::exp(log_ratio / n_cases);
-  std::printf("true error against exllamav3's, geometric mean of %d golden cases, 5 seeds each: %.4f\n", n_cases, ratio);
-  EXPECT_LE(ratio, bound);
+  std::printf("%s: true error against exllamav3's, geometric mean of %d golden cases, %d seeds each: %.4f\n",
+              std::string(preset_name(preset)).c_str(), n_cases, static_cast<int>(n_seeds), ratio);
+  EXPECT_LE(ratio, all ? bound : 0.70);
   EXPECT_GE(ratio, 0.2) << "too good: the error is not measured on the stored tensor";
 }
 
-// Required: at most 1.01 times exllamav3's recorded error. Reached: about 0.41 over all 24 cases.
-TEST(Quantizer, golden_cases_are_closer_than_exllamav3s) {
-  const std::filesystem::path larger = golden::shared_file("mul1_larger.safetensors");
-  const std::filesystem::path other = golden::shared_file("other_and_special.safetensors");
-  if (std::filesystem::exists(larger) && std::filesystem::exists(other)) {
-    expect_golden_quality({golden::tree_file("mul1_128.safetensors"), larger, other}, 0.48, 24);
-  } else {
-    std::printf("%s and its neighbour are not here; only the 7 tracked cases were measured\n", larger.c_str());
-    expect_golden_quality({golden::tree_file("mul1_128.safetensors")}, 0.70, 7);
-  }
-}
+// The bounds are what is asked for; reached are about 0.38 and 0.36.
+TEST(Quantizer, golden_cases_are_closer_than_exllamav3s_with_fast) { expect_golden_quality(Preset::kFast, 0.48, 2); }
+TEST(Quantizer, golden_cases_are_closer_than_exllamav3s_with_best) { expect_golden_quality(Preset::kBest, 0.42, 1); }
 
 TEST(Quantizer, reported_errors_are_those_of_the_stored_tensor) {
   const Problem p = make_problem(128, 256, 1);
@@ -138,6 +144,39 @@ TEST(Quantizer, threads_tiers_and_repetition_give_the_same_bytes) {
     for (SimdTier tier : usable_simd_tiers()) {
       options.tier = tier;
       expect_same_bytes(quantize(p, options).value().tensor, expected.tensor, std::string(simd_tier_name(tier)));
+    }
+  }
+}
+
+// Every option that changes the bytes at once, and a matrix with fewer column groups than threads.
+TEST(Quantizer, threads_and_tiers_give_the_same_bytes_with_every_option_on) {
+  const Problem p = make_problem(128, 256, 21);
+  const CounterRng rng(3, "metric");
+  std::vector<double> diagonal(256), full(256 * 256);
+  for (size_t j = 0; j < 256; ++j) {
+    diagonal[j] = 0.1 + rng.uniform(j);
+    for (size_t l = 0; l < 256; ++l) full[j * 256 + l] = (j == l ? 1.0 : 0.0) + 0.3 * std::cos(0.1 * static_cast<double>(j)) * std::cos(0.1 * static_cast<double>(l));
+  }
+  for (int variant = 0; variant < 3; ++variant) {
+    QuantizeOptions options;
+    options.k2 = 5;
+    options.descent_sweeps = 1;
+    options.refit_rounds = 2;
+    options.n_draws = variant == 0 ? 2 : 1;
+    options.n_cuts = variant == 1 ? 2 : 1;
+    options.spread_tiles = 4;
+    options.two_sided = variant != 0;
+    options.output.diagonal = variant == 0 ? nullptr : variant == 1 ? diagonal.data() : nullptr;
+    options.output.full = variant == 2 ? full.data() : nullptr;
+    const QuantizedMatrix expected = quantize(p, options, 1).value();
+    for (int n_threads : {2, 3}) {
+      const QuantizedMatrix q = quantize(p, options, n_threads).value();
+      expect_same_bytes(q.tensor, expected.tensor, std::to_string(n_threads) + " threads, variant " + std::to_string(variant));
+      EXPECT_EQ(q.true_error, expected.true_error);
+    }
+    if (usable_simd_tiers().size() > 2) {
+      options.tier = SimdTier::kAvx2;
+      expect_same_bytes(quantize(p, options).value().tensor, expected.tensor, "avx2, variant " + std::to_string(variant));
     }
   }
 }
@@ -294,6 +333,173 @@ void expect_refused(const Result<QuantizedMatrix>& r, const Refusal& expected) {
   EXPECT_EQ(r.error().code(), expected.code) << r.error().message();
   EXPECT_THAT(r.error().message(), HasSubstr("layers.7.up"));
   for (const std::string& word : expected.words) EXPECT_THAT(r.error().message(), HasSubstr(word));
+}
+
+TEST(Quantizer, feedback_along_the_outputs_pays_when_columns_are_uneven) {
+  const Problem p = make_problem(256, 256, 22);  // columns of log-std 0.3
+  QuantizeOptions options;
+  const double two = quantize(p, options).value().true_error;
+  options.two_sided = false;
+  const double one = quantize(p, options).value().true_error;
+  EXPECT_LT(two, 0.97 * one);
+}
+
+TEST(Quantizer, an_output_metric_moves_error_to_where_it_counts_less) {
+  const Problem p = make_problem(128, 256, 23);
+  const CounterRng rng(4, "metric");
+  std::vector<double> diagonal(256);
+  for (size_t j = 0; j < 256; ++j) diagonal[j] = std::exp(1.5 * gaussian(rng, j));
+  ThreadPool pool(2);
+  const auto weighted = [&](const QuantizedMatrix& q) {  // by hand, from the stored tensor
+    std::vector<float> decoded(p.weight.size());
+    decode_weight(q.tensor.view(), decoded.data(), pool);
+    double error = 0, power = 0;
+    for (int64_t j = 0; j < p.n; ++j) {
+      for (int64_t a = 0; a < p.k; ++a) {
+        for (int64_t b = 0; b < p.k; ++b) {
+          const double h = p.hessian[static_cast<size_t>(a * p.k + b)] * diagonal[static_cast<size_t>(j)];
+          const auto at = static_cast<size_t>(a * p.n + j), bt = static_cast<size_t>(b * p.n + j);
+          error += h * (double{p.weight[at]} - double{decoded[at]}) * (double{p.weight[bt]} - double{decoded[bt]});
+          power += h * double{p.weight[at]} * double{p.weight[bt]};
+        }
+      }
+    }
+    return error / power;
+  };
+  QuantizeOptions options;
+  const double without = weighted(quantize(p, options).value());
+  options.output.diagonal = diagonal.data();
+  const QuantizedMatrix with = quantize(p, options).value();
+  EXPECT_NEAR(with.weighted_error, weighted(with), 1e-9 * with.weighted_error);
+  EXPECT_LT(with.weighted_error, 0.85 * without);
+
+  // The same metric written as a full matrix: the same trellis (refit solves another system, so it is left out).
+  std::vector<double> full(256 * 256);
+  for (size_t j = 0; j < 256; ++j) full[j * 256 + j] = diagonal[j];
+  options.refit_rounds = 0;
+  const QuantizedMatrix of_diagonal = quantize(p, options).value();
+  options.output = {nullptr, full.data()};
+  const QuantizedMatrix of_full = quantize(p, options).value();
+  expect_same_bytes(of_full.tensor, of_diagonal.tensor, "full and diagonal");
+  options.refit_rounds = 1;
+  EXPECT_NEAR(quantize(p, options).value().weighted_error, with.weighted_error, 0.002 * with.weighted_error);
+}
+
+TEST(Quantizer, more_effort_never_ends_with_a_larger_error) {
+  const Problem p = make_problem(128, 128, 24);
+  QuantizeOptions options;
+  options.refit_rounds = 0;
+  double before = quantize(p, options).value().true_error;
+  for (int rounds : {1, 2}) {  // refit minimises the damped error; what is kept has the smaller raw one
+    options.refit_rounds = rounds;
+    const double now = quantize(p, options).value().true_error;
+    EXPECT_LT(now, 1.001 * before);
+    before = now;
+  }
+  for (int draws : {2, 4}) {
+    options.n_draws = draws;
+    const QuantizedMatrix q = quantize(p, options).value();
+    EXPECT_LE(q.true_error, before);
+    EXPECT_LT(q.draw, draws);
+    before = q.true_error;
+  }
+  const double one_sweep = [&] {
+    options.descent_sweeps = 1;
+    return quantize(p, options).value().true_error;
+  }();
+  EXPECT_LT(one_sweep, before);
+}
+
+std::vector<std::string> reasons(const QuantizedMatrix& q) {
+  std::vector<std::string> out;
+  for (const Fallback& f : q.fallbacks) out.push_back(f.reason + "/" + std::to_string(f.count) + "/" + std::to_string(f.first));
+  return out;
+}
+
+TEST(Quantizer, fallbacks_are_recorded_with_reason_count_and_place) {
+  const Problem good = make_problem(128, 128, 25);
+  EXPECT_THAT(reasons(quantize(good, {}).value()), ::testing::IsEmpty());
+  EXPECT_THAT(reasons(quantize(good, {}, 1, false).value()), ElementsAre("no Hessian: all inputs count the same/0/-1"));
+  {
+    Problem p = good;
+    std::fill(p.hessian.begin(), p.hessian.end(), 0.0);
+    EXPECT_THAT(reasons(quantize(p, {}).value()), ElementsAre("Hessian of zeros: all inputs count the same/0/-1"));
+  }
+  {
+    Problem p = good;  // inputs 7 and 40 never active, input 9 and output 3 without weights
+    for (int64_t i = 0; i < 128; ++i) {
+      for (int64_t dead : {7, 40}) p.hessian[static_cast<size_t>(dead * 128 + i)] = p.hessian[static_cast<size_t>(i * 128 + dead)] = 0;
+      p.weight[static_cast<size_t>(9 * 128 + i)] = p.weight[static_cast<size_t>(i * 128 + 3)] = 0;
+    }
+    const QuantizedMatrix q = quantize(p, {}).value();
+    EXPECT_THAT(reasons(q), ElementsAre("inputs without calibration activity: weighed by damping alone/2/7",
+                                        "inputs without weights: scale 0/1/9", "outputs without weights: scale 0/1/3"));
+    EXPECT_LT(q.relative_mse, 0.1) << "dead inputs are still encoded";
+  }
+  {
+    Problem p = good;
+    for (int64_t i = 0; i < 128; ++i) {
+      for (int64_t j = 0; j < 128; ++j) p.hessian[static_cast<size_t>(i * 128 + j)] = i == j ? 1.0 : i + j == 127 ? -1.08 : 0.0;
+    }
+    EXPECT_THAT(reasons(quantize(p, {}).value()), ElementsAre("Hessian not positive definite: damping raised/0/-1"));
+  }
+}
+
+TEST(Quantizer, weights_beyond_fp16_scales_are_refused_or_stored_as_zeros_and_say_so) {
+  const Problem good = make_problem(128, 128, 26);
+  QuantizeOptions options;
+  options.name = "layers.7.up";
+  {
+    Problem p = good;  // all subnormal: no product of two fp16 scales is that small
+    for (float& w : p.weight) w *= 1e-40f;
+    const QuantizedMatrix q = quantize(p, options).value();
+    EXPECT_THAT(reasons(q), ElementsAre("weights below the range of fp16 scales: stored as zeros/0/-1"));
+    EXPECT_EQ(q.true_error, 1.0);
+  }
+  {
+    Problem p = good;  // columns 5 and 6 far below the rest
+    for (int64_t i = 0; i < 128; ++i) {
+      for (int64_t j : {5, 6}) p.weight[static_cast<size_t>(i * 128 + j)] *= 1e-20f;
+    }
+    const QuantizedMatrix q = quantize(p, options).value();
+    EXPECT_THAT(reasons(q), ElementsAre("output scales below the range of fp16: columns stored as zeros/2/5"));
+    EXPECT_LT(q.true_error, 0.02);
+  }
+  {
+    Problem p = good;  // one damaged value
+    p.weight[3 * 128 + 9] = 1e30f;
+    const Result<QuantizedMatrix> r = quantize(p, options);
+    ASSERT_FALSE(r.ok());
+    EXPECT_THAT(r.error().message(), AllOf(HasSubstr("layers.7.up"), HasSubstr("[3, 9]"), HasSubstr("1e+30")));
+  }
+}
+
+TEST(Quantizer, huge_and_tiny_hessians_are_used_as_they_are) {
+  const Problem p = make_problem(128, 128, 27);
+  const Exl3Tensor expected = quantize(p, {}).value().tensor;
+  for (double scale : {0x1.0p1015, 0x1.0p-1000}) {
+    Problem scaled = p;
+    for (double& h : scaled.hessian) h *= scale;
+    expect_same_bytes(quantize(scaled, {}).value().tensor, expected, std::to_string(std::log2(scale)));
+  }
+}
+
+TEST(Quantizer, bad_output_metrics_are_refused) {
+  const Problem p = make_problem(128, 128, 28);
+  QuantizeOptions options;
+  options.name = "layers.7.up";
+  std::vector<double> diagonal(128, 1.0);
+  options.output.diagonal = diagonal.data();
+  const auto message = [&] {
+    const Result<QuantizedMatrix> r = quantize(p, options);
+    return r.ok() ? std::string("accepted") : r.error().message();
+  };
+  diagonal[17] = -1;
+  EXPECT_THAT(message(), AllOf(HasSubstr("layers.7.up"), HasSubstr("output 17"), HasSubstr("negative")));
+  diagonal[17] = std::numeric_limits<double>::infinity();
+  EXPECT_THAT(message(), AllOf(HasSubstr("layers.7.up"), HasSubstr("17"), HasSubstr("not finite")));
+  std::fill(diagonal.begin(), diagonal.end(), 0.0);
+  EXPECT_THAT(message(), AllOf(HasSubstr("layers.7.up"), HasSubstr("zero")));
 }
 
 TEST(Quantizer, bad_input_is_refused_by_name_and_place) {
