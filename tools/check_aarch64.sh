@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Cross-builds the codec and its tests for AArch64 and runs them under qemu: NEON paths against the same oracles as the others.
 # Usage: tools/check_aarch64.sh [build folder] [gtest filter]
-# Needs Debian's g++-aarch64-linux-gnu, qemu-user-static, ninja-build and libgtest-dev.
+# Needs Debian's g++-aarch64-linux-gnu, qemu-user-static, ninja-build, libgtest-dev and libhwy-dev.
 set -euo pipefail
 tree=$(cd "$(dirname "$0")/.." && pwd)
 build=${1:-$tree/build/aarch64}
@@ -14,7 +14,7 @@ mkdir -p "$build"
 
 # Headers of libraries that are headers only; the distribution's /usr/include as a whole is of the wrong architecture.
 mkdir -p "$build/include"
-for library in nlohmann gtest gmock; do ln -sfn "/usr/include/$library" "$build/include/$library"; done
+for library in nlohmann gtest gmock hwy; do ln -sfn "/usr/include/$library" "$build/include/$library"; done
 flags=(-std=c++20 -O2 -ffp-contract=off -fno-math-errno -I"$tree" -I"$tree/src" -I"$tree/tests" -isystem "$build/include"
   -DESPALIER_SOURCE_DIR="\"$tree\"" -DESPALIER_GOLDEN_DIR="\"$tree/tests/golden\""
   -DESPALIER_SHARED_GOLDEN="\"$tree/../shared/golden\"")
@@ -24,7 +24,7 @@ sources=()
 for file in "$tree"/src/{base,tensor,format,codec}/*.cpp; do
   case $file in *_avx2.cpp | *_avx512.cpp | *_sse4.cpp | */base/hash.cpp) ;; *) sources+=("$file") ;; esac
 done
-for name in codebook exl3_tensor hadamard int8_matmul matmul trellis; do
+for name in codebook exl3_tensor hadamard int8_matmul matmul trellis viterbi_steps; do
   sources+=("$tree/tests/unit/codec/${name}_test.cpp")
 done
 gtest=/usr/src/googletest/googletest

@@ -2,7 +2,7 @@
 # Everything comes from the distribution, except a few small pinned PyPI wheels that serve as test oracles.
 
 BUILD_PACKAGES=(g++ cmake ninja-build pkg-config ccache libssl-dev nlohmann-json3-dev libcli11-dev libspdlog-dev libfmt-dev
-  libboost1.81-dev libpcre2-dev libutf8proc-dev libgtest-dev libgmock-dev)
+  libboost1.81-dev libpcre2-dev libutf8proc-dev libhwy-dev libgtest-dev libgmock-dev)
 RUN_PACKAGES=(python3)
 TEST_PACKAGES=(python3-venv python3-numpy zstd)
 

@@ -1,16 +1,15 @@
 #include "codec/viterbi.h"
 
-#include <array>
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <memory>
-#include <mutex>
-#include <vector>
+#include <type_traits>
+#include <utility>
 
 #include "base/check.h"
 #include "codec/viterbi_cost.h"
-#include "codec/viterbi_steps.h"
+#include "codec/viterbi_tables.h"
 
 namespace espalier::codec {
 namespace {
@@ -22,164 +21,154 @@ constexpr int kHalf = kTileSize / 2;
 constexpr int renormalise_period(int k2) { return k2 >= 10 ? 4 : 16; }
 constexpr uint16_t kMostPerPeriod = 32768;
 
-// Codes in state order (for the trace back) and in the order the steps read them: [0] at even positions, [1] at odd ones, which
-// have a table of their own only at half-integer widths.
-struct CodeTables {
-  std::vector<int16_t> by_state16, ordered16[2];
-  std::vector<float> ordered32[2];
-
-  const int16_t* table16(int parity) const { return ordered16[ordered16[1].empty() ? 0 : parity].data(); }
-  const float* table32(int parity) const { return ordered32[ordered32[1].empty() ? 0 : parity].data(); }
-};
-
-int16_t to_units(double x, int unit) {
-  const double scaled = std::floor(x * unit + 0.5);
-  return static_cast<int16_t>(scaled < -32767 ? -32767 : scaled > 32767 ? 32767 : scaled);
-}
-
-std::unique_ptr<CodeTables> make_code_tables(Codebook codebook, int k2, const StepKernels& kernels) {
-  auto tables = std::make_unique<CodeTables>();
-  const float* values = codebook_table_f32(codebook);
-  const int unit = cost_unit(k2, codebook);
-  tables->by_state16.resize(kNStates);
-  for (int s = 0; s < kNStates; ++s) tables->by_state16[s] = to_units(values[s], unit);
-  for (int parity = 0; parity <= k2 % 2; ++parity) {
-    const int in_bits = step_bits(k2, parity);
-    const int out_bits = step_bits(k2, parity + 1);
-    std::vector<int16_t>& ordered16 = tables->ordered16[parity];
-    std::vector<float>& ordered32 = tables->ordered32[parity];
-    ordered16.resize(kNStates);
-    ordered32.resize(kNStates);
-    for (int s = 0; s < kNStates; ++s) {
-      ordered16[table_index(s, in_bits, out_bits, kernels.lanes16)] = tables->by_state16[s];
-      ordered32[table_index(s, in_bits, out_bits, kernels.lanes32)] = values[s];
-    }
-  }
-  return tables;
-}
-
-const StepKernels& kernels_of(SimdTier tier) {
-  switch (tier) {
-#if defined(__x86_64__)
-    case SimdTier::kAvx512: return step_kernels_avx512();
-    case SimdTier::kAvx2: return step_kernels_avx2();
-    case SimdTier::kBaseline: return step_kernels_sse4();
-#endif
-    default: return step_kernels_portable();
-  }
-}
-
-const CodeTables& code_tables(Codebook codebook, int k2, SimdTier tier) {
-  struct Slot {
-    std::once_flag once;
-    std::unique_ptr<CodeTables> tables;
-  };
-  static std::array<Slot, 4 * 3 * (kMaxK2 + 1)> slots;
-  Slot& slot = slots[(static_cast<size_t>(tier) * 3 + static_cast<size_t>(codebook)) * (kMaxK2 + 1) + static_cast<size_t>(k2)];
-  std::call_once(slot.once, [&] { slot.tables = make_code_tables(codebook, k2, kernels_of(tier)); });
-  return *slot.tables;
-}
-
-// The two cost types, each with what a step, the start and the trace back need.
-struct IntegerCosts {
-  using T = uint16_t;
-  using C = int16_t;
-  static constexpr T kForbidden = 65535;
-  const StepKernels& kernels;
-  const CodeTables& tables;
-  int k2;
-  Codebook codebook;
-
-  C target(float w) const { return to_units(w, cost_unit(k2, codebook)); }
-  C code(int state) const { return tables.by_state16[static_cast<size_t>(state)]; }
-  void step(int parity, const T* prev, T* next, C w) const { kernels.step16[k2][parity](prev, next, tables.table16(parity), w); }
-  T cost(T prev, int state, C w) const { return saturating_add(prev, integer_error(cost_rule(k2), code(state), w)); }
-  bool is_exact(int state, C w) const { return !is_inexact(cost_rule(k2), code(state), w) && w > -32767 && w < 32767; }
-  bool renormalise(T* costs, int size) const { return kernels.subtract_minimum16(costs, size) <= kMostPerPeriod; }
-};
-
-struct FloatCosts {
-  using T = float;
-  using C = float;
-  static constexpr T kForbidden = std::numeric_limits<float>::infinity();
-  const StepKernels& kernels;
-  const CodeTables& tables;
-  int k2;
-  Codebook codebook;
-
-  C target(float w) const { return w; }
-  C code(int state) const { return codebook_table_f32(codebook)[state]; }
-  void step(int parity, const T* prev, T* next, C w) const { kernels.step32[k2][parity](prev, next, tables.table32(parity), w); }
-  T cost(T prev, int state, C w) const { return prev + float_error(code(state), w); }
-  bool is_exact(int, C) const { return true; }
-  bool renormalise(T*, int) const { return true; }
-};
-
-// Per-thread memory of cost vectors, 64-byte aligned, grown on demand and reused by every tile.
-template <typename T>
-T* scratch(size_t n_rows, size_t n_nodes) {
-  thread_local std::vector<T> storage;
-  const size_t wanted = n_rows * n_nodes + 64 / sizeof(T);
-  if (storage.size() < wanted) storage.resize(wanted);
-  const uintptr_t address = reinterpret_cast<uintptr_t>(storage.data());
-  return reinterpret_cast<T*>((address + 63) / 64 * 64);
-}
-
 // Only every segment_steps-th cost vector is kept; the trace back computes the few numbers in between again. This keeps the
 // vectors of a tile near the cache (2 MiB instead of 16 at K = 1). Divides kTileSize, kHalf and the renormalising period, and is
 // even at half-integer widths, so that every segment begins at an even position.
 constexpr int segment_steps(int k2) { return k2 == 2 ? 8 : k2 <= 4 ? 4 : k2 <= 7 ? 2 : 1; }
-constexpr int kMostPaths = 256;  // the nodes from which a segment can reach a given node: 2^(K * segment_steps) at most
+
+// The two cost types, each with what a step, the start and the trace back need.
+template <int kWidth>
+struct IntegerCosts {
+  using T = uint16_t;
+  using C = int16_t;
+  static constexpr int k2 = kWidth;
+  static constexpr CostRule kRule = cost_rule(k2);
+  static constexpr T kForbidden = 65535;
+  const StepKernels& kernels;
+  const CodeTables& tables;
+  const int16_t* codes;
+  int unit;
+
+  IntegerCosts(const CodeTables& t, Codebook codebook)
+      : kernels(*t.kernels), tables(t), codes(t.by_state16.data()), unit(cost_unit(k2, codebook)) {}
+
+  C target(float w) const { return to_cost_units(w, unit); }
+  void step(int position, const T* prev, T* next, C w) const {
+    constexpr int kMask = k2 % 2;
+    kernels.step16[k2][position & kMask](prev, next, tables.ordered16[position & kMask].data(), w);
+  }
+  T cost(T prev, int state, C w) const { return saturating_add(prev, integer_error(kRule, codes[state], w)); }
+  // The least cost of an out-node's states and its branch, the smallest if several have it; prev[q * stride] is the cost before q.
+  template <int kOutBits>
+  std::pair<T, uint8_t> best_branch(int position, const T* prev, int stride, int node, C w) const {
+    const C* codes_of_node = tables.by_node16[position & (k2 % 2)].data() + (node << kOutBits);
+    uint32_t best = ~0u;
+    for (uint32_t q = 0; q < 1u << kOutBits; ++q) {
+      const uint32_t c = saturating_add(prev[q * stride], integer_error(kRule, codes_of_node[q], w));
+      best = std::min(best, c << 8 | q);
+    }
+    return {static_cast<T>(best >> 8), static_cast<uint8_t>(best)};
+  }
+  bool is_exact(int state, C w) const { return !is_inexact(kRule, codes[state], w) && w > -32767 && w < 32767; }
+  bool renormalise(T* costs, int size) const { return kernels.subtract_minimum16(costs, size) <= kMostPerPeriod; }
+  int first_least(const T* costs, int) const {  // just renormalised
+    int node = 0;
+    while (costs[node] != 0) ++node;
+    return node;
+  }
+};
+
+template <int kWidth>
+struct FloatCosts {
+  using T = float;
+  using C = float;
+  static constexpr int k2 = kWidth;
+  static constexpr T kForbidden = std::numeric_limits<float>::infinity();
+  const StepKernels& kernels;
+  const CodeTables& tables;
+  const float* codes;
+
+  FloatCosts(const CodeTables& t, Codebook codebook) : kernels(*t.kernels), tables(t), codes(codebook_table_f32(codebook)) {}
+
+  C target(float w) const { return w; }
+  void step(int position, const T* prev, T* next, C w) const {
+    constexpr int kMask = k2 % 2;
+    kernels.step32[k2][position & kMask](prev, next, tables.ordered32[position & kMask].data(), w);
+  }
+  T cost(T prev, int state, C w) const { return prev + float_error(codes[state], w); }
+  template <int kOutBits>
+  std::pair<T, uint8_t> best_branch(int, const T* prev, int stride, int node, C w) const {
+    std::pair<T, uint8_t> best{cost(prev[0], node, w), 0};
+    for (int q = 1; q < 1 << kOutBits; ++q) {
+      const T c = cost(prev[q * stride], (q << (16 - kOutBits)) | node, w);
+      if (c < best.first) best = {c, static_cast<uint8_t>(q)};
+    }
+    return best;
+  }
+  bool is_exact(int, C) const { return true; }
+  bool renormalise(T*, int) const { return true; }
+  int first_least(const T* costs, int size) const {
+    int node = 0;
+    for (int e = 1; e < size; ++e) node = costs[e] < costs[node] ? e : node;
+    return node;
+  }
+};
+
+// Per-thread memory of cost vectors, grown on demand and reused by every tile.
+template <typename T>
+T* scratch(size_t size) {
+  thread_local AlignedArray<T> storage;
+  if (storage.capacity() < size) storage = AlignedArray<T>(size);
+  return storage.data();
+}
 
 // The best path through one segment that ends in out-node `end`: `before` are the costs in front of its first step, w [steps] its
 // targets. Writes its states [steps] and returns the node it starts from. Going one step back from a node drops the bits that the
 // step took in from its low end and puts as many free bits on top as the next step takes in, so the search is a small tree: after
-// `depth` steps back a node is (upper, end without its lower bits) with `free_bits` bits in upper.
+// `depth` steps back a node is (upper, end without its lower bits) with free_bits(depth) bits in upper.
 template <typename Costs>
-int trace_segment(const Costs& costs, const typename Costs::T* before, int end, const typename Costs::C* w, int steps,
-                  uint16_t* states) {
+int trace_segment(const Costs& costs, const typename Costs::T* before, int end, const typename Costs::C* w, uint16_t* states) {
   using T = typename Costs::T;
-  const auto bits_at = [&](int depth) { return step_bits(costs.k2, steps - depth); };  // of the step behind the node at `depth`
-  int free_bits[9] = {};
-  int dropped_bits[9] = {};
-  for (int depth = 0; depth < steps; ++depth) {
-    free_bits[depth + 1] = free_bits[depth] + bits_at(depth);
-    dropped_bits[depth + 1] = dropped_bits[depth] + bits_at(depth + 1);
-  }
-  const auto node_of = [&](int depth, int upper) {
-    const int node_bits = 16 - bits_at(depth);
-    return (upper << (node_bits - free_bits[depth])) | (end >> dropped_bits[depth]);
+  constexpr int kSteps = segment_steps(Costs::k2);
+  constexpr auto window = [](int from, int to) {  // bits that the steps from .. to-1 take in
+    int bits = 0;
+    for (int step = from; step < to; ++step) bits += step_bits(Costs::k2, step);
+    return bits;
   };
-  T cost[kMostPaths];
-  uint8_t winner[8][kMostPaths];  // by depth of the out-node, 0 = the end
-  for (int u = 0; u < (1 << free_bits[steps]); ++u) cost[u] = before[node_of(steps, u)];
-  for (int depth = steps - 1; depth >= 0; --depth) {  // the step into nodes `depth` steps before the end; in place, q = 0 first
-    const int n_upper = 1 << free_bits[depth];
-    const int n_branches = 1 << bits_at(depth);
-    const int node_bits = 16 - bits_at(depth);
-    const typename Costs::C target = w[steps - 1 - depth];
-    for (int u = 0; u < n_upper; ++u) {
-      const int node = node_of(depth, u);
-      T least = costs.cost(cost[u], node, target);
-      uint8_t best = 0;
-      for (int q = 1; q < n_branches; ++q) {
-        const T candidate = costs.cost(cost[q * n_upper + u], (q << node_bits) | node, target);
-        if (candidate < least) {
-          least = candidate;
-          best = static_cast<uint8_t>(q);
-        }
-      }
+  constexpr auto free_bits = [=](int depth) { return window(kSteps - depth + 1, kSteps + 1); };
+  constexpr auto dropped_bits = [=](int depth) { return window(kSteps - depth, kSteps); };
+  constexpr auto node_bits = [](int depth) { return 16 - step_bits(Costs::k2, kSteps - depth); };
+  const auto node_of = [=](int depth, int upper) {
+    return (upper << (node_bits(depth) - free_bits(depth))) | (end >> dropped_bits(depth));
+  };
+  T cost[1 << free_bits(kSteps)];
+  uint8_t winner[kSteps][1 << free_bits(kSteps - 1)];  // by depth of the out-node, 0 = the end
+  for (int u = 0; u < (1 << free_bits(kSteps)); ++u) cost[u] = before[node_of(kSteps, u)];
+  const auto step_into = [&]<int depth>(std::integral_constant<int, depth>) {  // into nodes `depth` steps before the end; in place
+    constexpr int kStep = kSteps - 1 - depth;
+    constexpr int kOutBits = step_bits(Costs::k2, kStep + 1);
+    constexpr int kUpper = 1 << free_bits(depth);
+    for (int u = 0; u < kUpper; ++u) {
+      const auto [least, q] = costs.template best_branch<kOutBits>(kStep, cost + u, kUpper, node_of(depth, u), w[kStep]);
+      winner[depth][u] = q;
       cost[u] = least;
-      winner[depth][u] = best;
     }
-  }
+  };
+  [&]<int... depth>(std::integer_sequence<int, depth...>) {
+    (step_into(std::integral_constant<int, kSteps - 1 - depth>()), ...);
+  }(std::make_integer_sequence<int, kSteps>());
   int upper = 0;
-  for (int depth = 0; depth < steps; ++depth) {
+  for (int depth = 0; depth < kSteps; ++depth) {
     const int q = winner[depth][upper];
-    states[steps - 1 - depth] = static_cast<uint16_t>((q << (16 - bits_at(depth))) | node_of(depth, upper));
-    upper |= q << free_bits[depth];
+    states[kSteps - 1 - depth] = static_cast<uint16_t>((q << node_bits(depth)) | node_of(depth, upper));
+    upper |= q << free_bits(depth);
   }
-  return node_of(steps, upper);
+  return node_of(kSteps, upper);
+}
+
+constexpr int kFewNodes = 1024;
+
+// The first steps from a single start node reach few nodes, each by one way, and consecutive ones. One such step from the nodes
+// first .. first + n - 1 of prev; the rest of next is forbidden. Returns the first node reached.
+template <typename Costs>
+int step_from_few(const Costs& costs, int position, const typename Costs::T* prev, typename Costs::T* next, int first, int n,
+                  typename Costs::C w) {
+  const int in_bits = step_bits(Costs::k2, position);
+  const int n_nodes = 65536 >> step_bits(Costs::k2, position + 1);
+  for (int e = 0; e < n_nodes; ++e) next[e] = Costs::kForbidden;
+  const int reached = (first << in_bits) & (n_nodes - 1);
+  for (int i = 0; i < n << in_bits; ++i) next[reached + i] = costs.cost(prev[first + (i >> in_bits)], (first << in_bits) + i, w);
+  return reached;
 }
 
 // Returns false when integer costs met a limit on the path, or the ring did not close.
@@ -187,49 +176,53 @@ template <typename Costs>
 bool search(const Costs& costs, const float* tile, uint16_t* states) {
   using T = typename Costs::T;
   using C = typename Costs::C;
-  const int k2 = costs.k2;
-  const int period = renormalise_period(k2);
-  const int segment = segment_steps(k2);
-  const int n_nodes = 65536 >> step_bits(k2, 0);  // before even positions; at half-integer widths half as many before odd ones
-  const size_t row = static_cast<size_t>(n_nodes);
-  T* const work = scratch<T>(static_cast<size_t>(2 + kTileSize / segment), row);  // two rows in turn, then the kept ones
-  T* const kept = work + 2 * row;                                                // kept[s]: costs before segment s
+  constexpr int k2 = Costs::k2;
+  constexpr int kPeriod = renormalise_period(k2);
+  constexpr int kSegment = segment_steps(k2);
+  constexpr int kNodes = 65536 >> step_bits(k2, 0);  // before even positions; at half-integer widths half as many before odd ones
+  constexpr size_t kRow = kNodes;
+  T* const work = scratch<T>((2 + kTileSize / kSegment) * kRow);  // two rows in turn, then the kept ones
+  T* const kept = work + 2 * kRow;                                // kept[s]: costs before segment s
+  const auto other = [&](const T* row) { return row == work ? work + kRow : work; };
   C w[kTileSize];
   for (int p = 0; p < kTileSize; ++p) w[p] = costs.target(tile[p]);
 
   // Pass 1: free start at position 128, on through 255 and 0, to 127. Only positions 0..127 are traced back.
-  std::memset(work, 0, row * sizeof(T));
+  std::memset(work, 0, kRow * sizeof(T));
   const T* prev = work;
   for (int i = 0; i < kTileSize; ++i) {
     const int done = i + 1 - kHalf;  // steps beyond position 255
-    T* next = done >= 0 && done < kHalf && done % segment == 0 ? kept + static_cast<size_t>(done / segment) * row
-              : prev == work                                  ? work + row
-                                                              : work;
-    costs.step(i & 1, prev, next, w[(i + kHalf) % kTileSize]);
-    if (i % period == period - 1 && !costs.renormalise(next, n_nodes)) return false;
+    T* next = done >= 0 && done < kHalf && done % kSegment == 0 ? kept + static_cast<size_t>(done / kSegment) * kRow : other(prev);
+    costs.step(i, prev, next, w[(i + kHalf) % kTileSize]);
+    if (i % kPeriod == kPeriod - 1 && !costs.renormalise(next, kNodes)) return false;
     prev = next;
   }
-  int node = 0;
-  for (int e = 1; e < n_nodes; ++e) {
-    if (prev[e] < prev[node]) node = e;
-  }
-  for (int s = kHalf / segment - 1; s >= 0; --s) {
-    node = trace_segment(costs, kept + static_cast<size_t>(s) * row, node, w + s * segment, segment, states);
+  int node = costs.first_least(prev, kNodes);
+  for (int s = kHalf / kSegment - 1; s >= 0; --s) {
+    node = trace_segment(costs, kept + static_cast<size_t>(s) * kRow, node, w + s * kSegment, states + s * kSegment);
   }
   const int boundary = node;
 
   // Pass 2: from the boundary node back to it. The last segment needs no vectors: its end is known.
-  for (int e = 0; e < n_nodes; ++e) kept[e] = Costs::kForbidden;
+  for (int e = 0; e < kNodes; ++e) kept[e] = Costs::kForbidden;
   kept[boundary] = 0;
   prev = kept;
-  for (int p = 0; p < kTileSize - segment; ++p) {
-    T* next = (p + 1) % segment == 0 ? kept + static_cast<size_t>((p + 1) / segment) * row : prev == work ? work + row : work;
-    costs.step(p & 1, prev, next, w[p]);
-    if (p % period == period - 1 && !costs.renormalise(next, n_nodes)) return false;
+  int first = boundary;
+  int n_reached = 1;
+  for (int p = 0; p < kTileSize - kSegment; ++p) {
+    T* next = (p + 1) % kSegment == 0 ? kept + static_cast<size_t>((p + 1) / kSegment) * kRow : other(prev);
+    if (n_reached << step_bits(k2, p) <= kFewNodes) {
+      first = step_from_few(costs, p, prev, next, first, n_reached, w[p]);
+      n_reached <<= step_bits(k2, p);
+    } else {
+      n_reached = kFewNodes;
+      costs.step(p, prev, next, w[p]);
+    }
+    if (p % kPeriod == kPeriod - 1 && !costs.renormalise(next, kNodes)) return false;
     prev = next;
   }
-  for (int s = kTileSize / segment - 1; s >= 0; --s) {
-    node = trace_segment(costs, kept + static_cast<size_t>(s) * row, node, w + s * segment, segment, states + s * segment);
+  for (int s = kTileSize / kSegment - 1; s >= 0; --s) {
+    node = trace_segment(costs, kept + static_cast<size_t>(s) * kRow, node, w + s * kSegment, states + s * kSegment);
   }
   for (int p = 0; p < kTileSize; ++p) {
     if (!costs.is_exact(states[p], w[p])) return false;
@@ -237,15 +230,29 @@ bool search(const Costs& costs, const float* tile, uint16_t* states) {
   return node == boundary;
 }
 
-void search_one_cut(const float* tile, const SearchOptions& options, uint16_t* states) {
-  const StepKernels& kernels = kernels_of(options.tier);
-  const CodeTables& tables = code_tables(options.codebook, options.k2, options.tier);
-  if (options.costs == CostKind::kAuto &&
-      search(IntegerCosts{kernels, tables, options.k2, options.codebook}, tile, states)) {
-    return;
-  }
-  const bool closed = search(FloatCosts{kernels, tables, options.k2, options.codebook}, tile, states);
+template <int k2>
+void search_at_width(const float* tile, const SearchOptions& options, uint16_t* states) {
+  const CodeTables& tables = code_tables(options.codebook, k2, options.tier);
+  if (options.costs == CostKind::kAuto && search(IntegerCosts<k2>(tables, options.codebook), tile, states)) return;
+  const bool closed = search(FloatCosts<k2>(tables, options.codebook), tile, states);
   CHECK(closed) << "trellis search left a ring open";
+}
+
+void search_one_cut(const float* tile, const SearchOptions& options, uint16_t* states) {
+  switch (options.k2) {
+    case 2: return search_at_width<2>(tile, options, states);
+    case 3: return search_at_width<3>(tile, options, states);
+    case 4: return search_at_width<4>(tile, options, states);
+    case 5: return search_at_width<5>(tile, options, states);
+    case 6: return search_at_width<6>(tile, options, states);
+    case 7: return search_at_width<7>(tile, options, states);
+    case 8: return search_at_width<8>(tile, options, states);
+    case 10: return search_at_width<10>(tile, options, states);
+    case 12: return search_at_width<12>(tile, options, states);
+    case 14: return search_at_width<14>(tile, options, states);
+    case 16: return search_at_width<16>(tile, options, states);
+    default: CHECK(false) << "width " << options.k2 << "/2";
+  }
 }
 
 }  // namespace

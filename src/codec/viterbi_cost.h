@@ -9,11 +9,11 @@
 
 namespace espalier::codec {
 
-// How a difference d becomes the error of a step: K < 3.5 d^2/32768 rounded; K = 3.5 and 4 the same of 2d, doubled with
+// How a difference d becomes the error of a step: K < 4 d^2/32768 rounded; K = 4 the same of 2d, doubled with
 // saturation; K >= 5 min(|d|, 255)^2.
 enum class CostRule : uint8_t { kSquare, kDoubled, kClipped };
 
-constexpr CostRule cost_rule(int k2) { return k2 >= 10 ? CostRule::kClipped : k2 >= 7 ? CostRule::kDoubled : CostRule::kSquare; }
+constexpr CostRule cost_rule(int k2) { return k2 >= 10 ? CostRule::kClipped : k2 == 8 ? CostRule::kDoubled : CostRule::kSquare; }
 
 // Codes and targets are rounded to multiples of 1/unit. K <= 4: the whole codebook and some headroom fit int16 (mul1 reaches
 // 3.46, the others 3.98). K >= 5: the root mean square error of a step is about 32 units, saturation at 255 is eight times that.

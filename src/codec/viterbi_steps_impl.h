@@ -11,7 +11,7 @@
 namespace espalier::codec {
 namespace {
 
-// K <= 4. A vector holds consecutive groups g; the 2^out_bits in-costs of a group serve all 2^in_bits out-nodes, and in_bits
+// A vector holds consecutive groups g; the 2^out_bits in-costs of a group serve all 2^in_bits out-nodes, and in_bits
 // perfect shuffles bring the results back to node order.
 template <typename Lanes, CostRule kRule, int kInBits, int kOutBits>
 void step_by_groups(const typename Lanes::T* prev, typename Lanes::T* next, const typename Lanes::C* table,
@@ -30,23 +30,18 @@ void step_by_groups(const typename Lanes::T* prev, typename Lanes::T* next, cons
       V best = Lanes::add(in[0], Lanes::template error<kRule>(Lanes::load_code(table), target));
       for (int q = 1; q < kBranches; ++q) {
         const V cost = Lanes::add(in[q], Lanes::template error<kRule>(Lanes::load_code(table + q * kLanes), target));
-        best = Lanes::min(best, cost);
+        best = kRule == CostRule::kDoubled && q % 4 == 3 ? Lanes::min_elsewhere(cost, best) : Lanes::min(cost, best);
       }
       out[l] = best;
       table += kBranches * kLanes;
     }
-    for (int stage = 0; stage < kInBits; ++stage) {
-      V mixed[kResults];
-      for (int i = 0; i < kResults / 2; ++i) {
-        Lanes::interleave(out[i], out[i + kResults / 2], mixed[2 * i], mixed[2 * i + 1]);
-      }
-      for (int i = 0; i < kResults; ++i) out[i] = mixed[i];
-    }
-    for (int i = 0; i < kResults; ++i) Lanes::store(next + g * kResults + i * kLanes, out[i]);
+    V ordered[kResults];
+    Lanes::template order<kInBits>(out, ordered);
+    for (int i = 0; i < kResults; ++i) Lanes::store(next + g * kResults + i * kLanes, ordered[i]);
   }
 }
 
-// K >= 5. A vector holds consecutive out-nodes of one group, so the in-cost of a branch is one number.
+// A vector holds consecutive out-nodes of one group, so the in-cost of a branch is one number.
 template <typename Lanes, CostRule kRule, int K>
 void step_by_nodes(const typename Lanes::T* prev, typename Lanes::T* next, const typename Lanes::C* table,
                    typename Lanes::C w) {
@@ -96,7 +91,7 @@ constexpr auto step_of() {
   constexpr CostRule kRule = cost_rule(k2);
   constexpr int kInBits = step_bits(k2, kParity);
   constexpr int kOutBits = step_bits(k2, kParity + 1);
-  if constexpr (k2 <= 8) return step_by_groups<Lanes, kRule, kInBits, kOutBits>;
+  if constexpr (is_by_groups(k2, Lanes::kLanes)) return step_by_groups<Lanes, kRule, kInBits, kOutBits>;
   else return step_by_nodes<Lanes, kRule, kInBits>;
 }
 

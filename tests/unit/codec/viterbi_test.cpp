@@ -79,10 +79,11 @@ std::vector<float> odd_tiles() {
   return tiles;
 }
 
+// Whole searches; that single steps are equal, extremes included, is viterbi_steps_test.cpp. A Gaussian tile, a ramp, an outlier.
 TEST(TileSearch, every_tier_finds_the_same_states_at_every_width) {
-  std::vector<float> tiles = gaussian_tiles(2, 0.95, 1);
+  std::vector<float> tiles = gaussian_tiles(1, 0.95, 1);
   const std::vector<float> odd = odd_tiles();
-  tiles.insert(tiles.end(), odd.begin(), odd.end());
+  tiles.insert(tiles.end(), odd.begin() + 5 * kTileSize, odd.begin() + 7 * kTileSize);
   for (int k2 : kWidths) {
     for (Codebook codebook : {Codebook::k3Inst, Codebook::kMcg, Codebook::kMul1}) {
       if (codebook != Codebook::kMul1 && k2 != 4 && k2 != 8 && k2 != 12) continue;  // the tables differ, not the loops

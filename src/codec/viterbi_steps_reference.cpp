@@ -17,13 +17,14 @@ struct U16x1 {
   static V add(V a, V b) { return saturating_add(a, b); }
   static V subtract(V a, V b) { return static_cast<V>(a - b); }
   static V min(V a, V b) { return b < a ? b : a; }
+  static V min_elsewhere(V a, V b) { return min(a, b); }
   template <CostRule kRule>
   static V error(C code, C w) {
     return integer_error(kRule, code, w);
   }
-  static void interleave(V a, V b, V& lo, V& hi) {
-    lo = a;
-    hi = b;
+  template <int kInBits>
+  static void order(const V* results, V* ordered) {
+    for (int i = 0; i < 1 << kInBits; ++i) ordered[i] = results[i];
   }
 };
 
@@ -39,19 +40,20 @@ struct F32x1 {
   static C splat_code(C x) { return x; }
   static V add(V a, V b) { return a + b; }
   static V min(V a, V b) { return b < a ? b : a; }
+  static V min_elsewhere(V a, V b) { return min(a, b); }
   template <CostRule kRule>
   static V error(C code, C w) {
     return float_error(code, w);
   }
-  static void interleave(V a, V b, V& lo, V& hi) {
-    lo = a;
-    hi = b;
+  template <int kInBits>
+  static void order(const V* results, V* ordered) {
+    for (int i = 0; i < 1 << kInBits; ++i) ordered[i] = results[i];
   }
 };
 
 }  // namespace
 
-const StepKernels& step_kernels_portable() {
+const StepKernels& step_kernels_reference() {
   static const StepKernels kernels = make_step_kernels<U16x1, F32x1>();
   return kernels;
 }
