@@ -22,7 +22,7 @@ flags=(-std=c++20 -O2 -ffp-contract=off -fno-math-errno -I"$tree" -I"$tree/src" 
 # Everything that the codec stands on, except what is made for x86 or needs OpenSSL.
 sources=()
 for file in "$tree"/src/{base,tensor,format,codec}/*.cpp; do
-  case $file in *_avx2.cpp | *_avx512.cpp | *_sse4.cpp | */base/hash.cpp) ;; *) sources+=("$file") ;; esac
+  case $file in *_avx2.cpp | *_avx512.cpp | */base/hash.cpp) ;; *) sources+=("$file") ;; esac
 done
 for name in codebook exl3_tensor hadamard int8_matmul matmul trellis viterbi_steps; do
   sources+=("$tree/tests/unit/codec/${name}_test.cpp")
