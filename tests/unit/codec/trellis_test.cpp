@@ -2,58 +2,17 @@
 
 #include <gtest/gtest.h>
 
-#include <cstring>
-
 #include "base/rng.h"
 #include "tests/unit/codec/golden.h"
-#include "tests/unit/codec/vectors.h"
 
 namespace espalier::codec {
 namespace {
-
-constexpr int kWidths[] = {2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16};
 
 std::vector<uint16_t> random_tile(int k2, uint64_t seed) {
   const CounterRng rng(seed, "tile");
   std::vector<uint16_t> tile(static_cast<size_t>(tile_words(k2)));
   for (size_t i = 0; i < tile.size(); ++i) tile[i] = static_cast<uint16_t>(rng.bits(i));
   return tile;
-}
-
-TEST(Trellis, worked_tiles_decode_in_ring_and_row_major_order) {
-  for (const vectors::WorkedTile& t : vectors::kWorkedTiles) {
-    std::vector<uint32_t> words(static_cast<size_t>(4 * t.k2));
-    for (size_t i = 0; i < words.size(); ++i) words[i] = vectors::gen(t.seed, static_cast<uint32_t>(i));
-    std::vector<uint16_t> tile(words.size() * 2);
-    std::memcpy(tile.data(), words.data(), tile.size() * 2);
-    uint16_t states[kTileSize];
-    unpack_tile(tile.data(), t.k2, states);
-    for (int p = 0; p < 16; ++p) ASSERT_EQ(states[p], t.first_states[p]) << "K = " << width_text(t.k2) << " position " << p;
-    for (int c = 0; c < 3; ++c) {
-      if (t.k2 % 2 != 0 && c != 2) continue;
-      uint16_t ring[kTileSize], row_major[kTileSize];
-      for (int p = 0; p < kTileSize; ++p) {
-        ring[p] = codebook_table_f16(static_cast<Codebook>(c))[states[p]];
-        row_major[ring_to_row_major()[p]] = ring[p];
-      }
-      EXPECT_EQ(vectors::crc32(ring, sizeof ring), t.crc[c].ring) << "K = " << width_text(t.k2) << " codebook " << c;
-      EXPECT_EQ(vectors::crc32(row_major, sizeof row_major), t.crc[c].row_major) << "K = " << width_text(t.k2);
-    }
-  }
-}
-
-TEST(Trellis, packing_what_was_unpacked_gives_the_same_words_at_every_width) {
-  for (int k2 : kWidths) {
-    for (uint64_t seed = 0; seed < 20; ++seed) {
-      const std::vector<uint16_t> tile = random_tile(k2, seed);
-      uint16_t states[kTileSize];
-      unpack_tile(tile.data(), k2, states);
-      EXPECT_TRUE(is_ring(states, k2));
-      std::vector<uint16_t> back(tile.size());
-      pack_tile(states, k2, back.data());
-      EXPECT_EQ(back, tile) << "K = " << width_text(k2) << " seed " << seed;
-    }
-  }
 }
 
 TEST(Trellis, a_changed_state_is_no_ring) {
