@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/espalier/command.h"
+#include "apps/espalier/quantizer_flags.h"
 #include "codec/quantizer.h"
 #include "format/json.h"
 #include "format/safetensors.h"
@@ -20,11 +21,9 @@ struct DecodeOptions {
 
 struct EncodeOptions {
   std::string in, weight, hessian, calib, name, out;
-  std::string codebook = "mul1";
+  QuantizerFlags quantizer;
   double bits = 3;
   double damping = 0.025;
-  int refit_rounds = 1;
-  int n_cuts = 1;
 };
 
 // A two-dimensional f32, f16 or bf16 tensor as floats. `rows` or `columns` < 0: any.
@@ -112,16 +111,11 @@ Result<int> decode(const DecodeOptions& options, CommandContext& context) {
 Result<int> encode(const EncodeOptions& options, CommandContext& context) {
   RETURN_IF_ERROR(check_output(options.out, {options.in}));
   if (options.name.empty()) return invalid_argument("--name: is empty; expected the linear's name");
-  codec::QuantizeOptions quantize;
-  const std::optional<codec::Codebook> codebook = codec::codebook_from_name(options.codebook);
-  if (!codebook) return invalid_argument("--codebook: expected mul1, mcg or 3inst, found '" + options.codebook + "'");
-  quantize.codebook = *codebook;
+  ASSIGN_OR_RETURN(codec::QuantizeOptions quantize, quantizer_options(options.quantizer));
   ASSIGN_OR_RETURN(quantize.k2, codec::width_from_bits(options.bits));
   quantize.seed = context.common.seed;
   quantize.name = options.name;
   quantize.damping = options.damping;
-  quantize.refit_rounds = options.refit_rounds;
-  quantize.n_cuts = options.n_cuts;
 
   ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::open(options.in));
   Shape shape;
@@ -149,22 +143,31 @@ Result<int> encode(const EncodeOptions& options, CommandContext& context) {
   RETURN_IF_ERROR(write_safetensors(options.out, parts));
 
   const std::string hessian_use(codec::hessian_use_name(result->hessian));
+  Json fallbacks = Json::array();
+  for (const codec::Fallback& f : result->fallbacks) {
+    fallbacks.push_back({{"reason", f.reason}});
+    if (f.count > 0) fallbacks.back()["count"] = f.count;
+    if (f.first >= 0) fallbacks.back()["first_index"] = f.first;
+  }
   if (context.common.json) {
     print_json(dump_json({{"name", options.name},
                           {"shape", shape},
                           {"bits", options.bits},
-                          {"codebook", options.codebook},
+                          {"codebook", options.quantizer.codebook},
+                          {"preset", options.quantizer.preset},
                           {"true_error", result->true_error},
                           {"relative_mse", result->relative_mse},
                           {"seconds", seconds},
                           {"hessian", hessian_use},
                           {"damping", result->damping},
+                          {"fallbacks", fallbacks},
                           {"seed", quantize.seed},
                           {"out", options.out}}));
   } else {
     std::printf("%s %s: %s bits, %s, Hessian %s: true error %.6g, relative mse %.6g, %.2f s -> %s\n", options.name.c_str(),
-                shape_text(shape).c_str(), codec::width_text(quantize.k2).c_str(), options.codebook.c_str(),
+                shape_text(shape).c_str(), codec::width_text(quantize.k2).c_str(), options.quantizer.codebook.c_str(),
                 hessian_use.c_str(), result->true_error, result->relative_mse, seconds, options.out.c_str());
+    for (const codec::Fallback& f : result->fallbacks) std::printf("  %s\n", codec::fallback_text(f).c_str());
   }
   return 0;
 }
@@ -188,12 +191,10 @@ void add_exl3(CommandTable& table) {
   CLI::Option* hessian = app->add_option("--hessian", encode_options->hessian, "tensor [in, in], any positive scale");
   app->add_option("--calib", encode_options->calib, "calibration inputs [rows, in] instead of a Hessian")->excludes(hessian);
   app->add_option("--bits", encode_options->bits, "1 to 8; with mul1 also 1.5, 2.5, 3.5")->required();
-  app->add_option("--codebook", encode_options->codebook, "mul1, mcg or 3inst")->capture_default_str();
   app->add_option("--name", encode_options->name, "name of the matrix in the output")->required();
   app->add_option("--out", encode_options->out, "safetensors file to write")->required();
   app->add_option("--damping", encode_options->damping, "added to the diagonal, in units of its mean")->capture_default_str();
-  app->add_option("--refit-rounds", encode_options->refit_rounds, "rounds of scale refit")->check(CLI::Range(0, 100))->capture_default_str();
-  app->add_option("--cuts", encode_options->n_cuts, "places to close each ring at: 1, 2 or 4")->capture_default_str();
+  add_quantizer_flags(app, &encode_options->quantizer);
 }
 
 }  // namespace espalier::app

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/espalier/command.h"
+#include "apps/espalier/quantizer_flags.h"
 #include "format/json.h"
 #include "stages/make_pack.h"
 
@@ -14,22 +15,19 @@ namespace {
 struct Flags {
   std::string checkpoint, data, out, engram;
   std::string layout = "exllamav3";
-  std::string codebook = "mul1";
   std::string numerics = "kvq";
   std::string w2_input = "quantized";
-  int bits = 0;
-  int dense_bits = 0, head_bits = 0, drafter_bits = 0;  // 0: as --bits
+  QuantizerFlags quantizer;
+  double bits = 0;
+  std::optional<double> dense_bits, head_bits, drafter_bits;  // absent: as --bits
   int64_t rows = 0;
   int64_t draft_stride = 8;
   int64_t prior_sample = 4096;
-  double damping = 0.025;
+  double damping = -1;  // negative: by effective tokens
+  bool shared_scales = false;
   double routing_exponent = 2;
   double prior_w13 = -1, prior_w2 = -1;  // negative: default
 };
-
-std::optional<int> optional_bits(int bits) {
-  return bits == 0 ? std::nullopt : std::optional<int>(bits);
-}
 
 Result<MakePackOptions> options_of(const Flags& flags, const CommonOptions& common) {
   if (flags.layout != "exllamav3") {
@@ -45,17 +43,19 @@ Result<MakePackOptions> options_of(const Flags& flags, const CommonOptions& comm
   options.tool = std::string("espalier ") + ESPALIER_VERSION;
   QuantizeOptions& q = options.quantize;
   q.bits = flags.bits;
-  q.dense_bits = optional_bits(flags.dense_bits);
-  q.head_bits = optional_bits(flags.head_bits);
-  q.drafter_bits = optional_bits(flags.drafter_bits);
+  q.dense_bits = flags.dense_bits;
+  q.head_bits = flags.head_bits;
+  q.drafter_bits = flags.drafter_bits;
   q.numerics = *numerics_from_name(flags.numerics);
   q.draft_stride = flags.draft_stride;
-  q.encode.codebook = *codec::codebook_from_name(flags.codebook);
-  q.encode.seed = common.seed;
-  q.encode.damping = flags.damping;
+  ASSIGN_OR_RETURN(q.encode.codec, quantizer_options(flags.quantizer));
+  q.encode.preset = *codec::preset_from_name(flags.quantizer.preset);
+  q.encode.codec.seed = common.seed;
+  q.encode.shared_scales = flags.shared_scales;
   for (const double x : {flags.damping, flags.prior_w13, flags.prior_w2, flags.routing_exponent}) {
     if (std::isnan(x)) return invalid_argument("--damping, --prior, --prior-w2, --routing-exponent: expected numbers, found NaN");
   }
+  if (flags.damping >= 0) q.encode.damping = flags.damping;
   q.encode.routing_exponent = flags.routing_exponent;
   if (flags.prior_w13 >= 0) q.encode.prior_w13 = flags.prior_w13;
   if (flags.prior_w2 >= 0) q.encode.prior_w2 = flags.prior_w2;
@@ -80,6 +80,9 @@ void print_text(const MakePackReport& report, const std::string& out, double sec
     std::printf("  true error: mean %.5f, worst %.5f (%s)\n", sum / static_cast<double>(report.details.matrices.size()),
                 worst, worst_record->stem.c_str());
   }
+  size_t fallbacks = 0;
+  for (const MatrixRecord& r : report.details.matrices) fallbacks += r.fallbacks.size();
+  if (fallbacks > 0) std::printf("  %zu fallbacks, listed in run.json\n", fallbacks);
   size_t without = 0;
   for (const BlockCoverage& c : report.details.coverage) without += c.without_tokens.size();
   std::printf("  calibrated on %lld tokens in %lld rows; experts without tokens: %zu\n",
@@ -103,6 +106,10 @@ Result<int> run(const Flags& flags, CommandContext& context) {
   doc["out"] = flags.out;
   doc["calibration"] = {
       {"rows", report.details.rows}, {"tokens", report.details.tokens}, {"draft_calls", report.details.draft_calls}};
+  doc["fallbacks"] = Json::array();
+  for (const MatrixRecord& r : report.details.matrices) {
+    for (const codec::Fallback& f : r.fallbacks) doc["fallbacks"].push_back(r.stem + ": " + codec::fallback_text(f));
+  }
   doc["experts_without_tokens"] = Json::array();
   for (const BlockCoverage& c : report.details.coverage) {
     for (int32_t e : c.without_tokens)
@@ -119,7 +126,7 @@ void add_quantize(CommandTable& table) {
   CLI::App* app = table.add("quantize", "Quantizes a checkpoint to EXL3, layer by layer, from a calibration set",
                             [flags](CommandContext& context) { return run(*flags, context); });
   app->add_option("checkpoint", flags->checkpoint, "Folder of the official checkpoint, or 'pocket'")->required();
-  app->add_option("--bits", flags->bits, "Width of every quantized matrix, 1..8")->required();
+  app->add_option("--bits", flags->bits, "Width of every quantized matrix: 1 to 8; with mul1 also 1.5, 2.5, 3.5")->required();
   app->add_option("--dense-bits", flags->dense_bits,
                   "Width of attention, shared experts, compressor, indexer, Engram projection");
   app->add_option("--head-bits", flags->head_bits, "Width of the head");
@@ -131,10 +138,11 @@ void add_quantize(CommandTable& table) {
   app->add_option("--engram", flags->engram, "Another folder that holds the Engram shards");
   app->add_option("--layout", flags->layout, "Layout of the pack")
       ->check(CLI::IsMember({"exllamav3", "vllm", "tensorfold"}));
-  app->add_option("--codebook", flags->codebook, "mul1, mcg or 3inst")->check(CLI::IsMember({"mul1", "mcg", "3inst"}));
+  add_quantizer_flags(app, &flags->quantizer);
+  app->add_flag("--shared-scales", flags->shared_scales, "One input scale for w1 and w3 of an expert");
   app->add_option("--numerics", flags->numerics, "Numerics of the calibration forward")
       ->check(CLI::IsMember({"full", "kvq"}));
-  app->add_option("--damping", flags->damping, "Added to a Hessian's diagonal, in units of its mean")
+  app->add_option("--damping", flags->damping, "Added to a Hessian's diagonal, in units of its mean; default: by the tokens behind it")
       ->check(CLI::Range(0.0, 1.0));
   app->add_option("--routing-exponent", flags->routing_exponent, "p: a routed token weighs g^p in its expert's Hessian")
       ->check(CLI::Range(0.0, 4.0));

@@ -69,6 +69,9 @@ struct Fallback {
   int64_t first = -1;  // index of the first of them
 };
 
+// "reason" or "reason (3 from index 17 on)".
+std::string fallback_text(const Fallback& fallback);
+
 struct QuantizedMatrix {
   Exl3Tensor tensor;
   double true_error = 0;    // tr(E^T H E) / tr(W^T H W), raw H, original basis, stored fp16 scales; 0 for a zero matrix
@@ -90,6 +93,19 @@ struct QuantizedMatrix {
 // half-bit width. Threads: over column strips.
 Result<QuantizedMatrix> quantize_matrix(const float* weight, int64_t k, int64_t n, const double* hessian,
                                         const QuantizeOptions& options, ThreadPool& pool);
+
+// Matrices that read the same inputs, encoded with one input scale: they share suh, so that a reader rotates the inputs
+// once, and the factorisation. The group is the unit: the bytes of one depend on the others. options.name is not used
+// and an output metric may not be set (checked); options and errors as above, with the names of the matrices.
+// `fallbacks` of each are those of the group.
+struct SharedInputMatrix {
+  const float* weight = nullptr;  // [k, n]
+  int64_t n = 0;
+  std::string name;
+};
+Result<std::vector<QuantizedMatrix>> quantize_with_shared_inputs(const std::vector<SharedInputMatrix>& matrices,
+                                                                 int64_t k, const double* hessian,
+                                                                 const QuantizeOptions& options, ThreadPool& pool);
 
 // tr(E^T H E) / tr(W^T H W) and |E|^2/|W|^2 of a decoded weight against the original; hessian null means identity.
 struct ErrorMeasures {

@@ -1,5 +1,6 @@
 #include "stages/make_pack.h"
 
+#include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
@@ -49,6 +50,8 @@ std::string matrix_line(const MatrixRecord& r) {
   line["prior_fraction"] = r.prior_fraction;
   line["hessian"] = r.hessian;
   line["damping"] = r.damping;
+  line["fallbacks"] = Json::array();
+  for (const codec::Fallback& f : r.fallbacks) line["fallbacks"].push_back(f.reason);
   line["true_error"] = r.true_error;
   line["relative_mse"] = r.relative_mse;
   line["sha256"] = r.sha256;
@@ -66,10 +69,44 @@ Json coverage_json(const std::vector<BlockCoverage>& coverage) {
   return out;
 }
 
+// "layers.3" of "layers.3.attn.wq_a"; the whole name of a root matrix.
+std::string layer_of(const std::string& stem) {
+  const size_t first = stem.find('.');
+  return first == std::string::npos ? stem : stem.substr(0, stem.find('.', first + 1));
+}
+
+Json encoder_json(const codec::QuantizeOptions& o) {
+  const auto exponent = [](double e) { return e < 0 ? Json("default") : Json(e); };
+  return {{"row_exponents", {o.scale_rule.row_weight, o.scale_rule.row_hessian}},
+          {"column_exponent", exponent(o.scale_rule.column_weight)},
+          {"normalise_blocks", o.scale_rule.normalise_blocks},
+          {"two_sided", o.two_sided},
+          {"spread_tiles", o.spread_tiles},
+          {"cuts", o.n_cuts},
+          {"descent_sweeps", o.descent_sweeps},
+          {"refit_rounds", o.refit_rounds},
+          {"draws", o.n_draws}};
+}
+
+// Everything that could not be used as it was: layer, tensor, reason, and how many channels from which index on.
+Json fallbacks_json(const std::vector<MatrixRecord>& matrices) {
+  Json out = Json::array();
+  for (const MatrixRecord& r : matrices) {
+    for (const codec::Fallback& f : r.fallbacks) {
+      Json entry = {{"layer", layer_of(r.stem)}, {"tensor", r.stem}, {"reason", f.reason}};
+      if (f.count > 0) entry["count"] = f.count;
+      if (f.first >= 0) entry["first_index"] = f.first;
+      out.push_back(std::move(entry));
+    }
+  }
+  return out;
+}
+
 std::string run_json(const MakePackOptions& options, const Dataset& data, const QuantizeReport& report,
                      const PackSummary& summary) {
   const QuantizeOptions& q = options.quantize;
-  const auto width = [](const std::optional<int>& bits) { return bits ? Json(*bits) : Json(nullptr); };
+  const auto number = [](double bits) { return bits == std::floor(bits) ? Json(static_cast<int>(bits)) : Json(bits); };
+  const auto width = [&](const std::optional<double>& bits) { return bits ? number(*bits) : Json(nullptr); };
   const auto prior = [](const std::optional<double>& n0) { return n0 ? Json(*n0) : Json("default"); };
   Json doc;
   doc["schema"] = "espalier-run-1";
@@ -80,13 +117,16 @@ std::string run_json(const MakePackOptions& options, const Dataset& data, const 
                    {"calibration_content_sha256", dataset_content_sha256(data.rows)},
                    {"calibration_rows", report.rows},
                    {"calibration_tokens", report.tokens}};
-  doc["options"] = {{"bits", q.bits},
+  doc["options"] = {{"bits", number(q.bits)},
                     {"dense_bits", width(q.dense_bits)},
                     {"head_bits", width(q.head_bits)},
                     {"drafter_bits", width(q.drafter_bits)},
-                    {"codebook", codec::codebook_name(q.encode.codebook)},
-                    {"seed", q.encode.seed},
-                    {"damping", q.encode.damping},
+                    {"codebook", codec::codebook_name(q.encode.codec.codebook)},
+                    {"seed", q.encode.codec.seed},
+                    {"damping", q.encode.damping ? Json(*q.encode.damping) : Json("by effective tokens")},
+                    {"preset", codec::preset_name(q.encode.preset)},
+                    {"encoder", encoder_json(q.encode.codec)},
+                    {"shared_scales", q.encode.shared_scales},
                     {"routing_exponent", q.encode.routing_exponent},
                     {"prior_tokens_w13", prior(q.encode.prior_w13)},
                     {"prior_tokens_w2", prior(q.encode.prior_w2)},
@@ -102,6 +142,7 @@ std::string run_json(const MakePackOptions& options, const Dataset& data, const 
   int64_t fallbacks = 0;
   for (const MatrixRecord& r : report.matrices) fallbacks += r.hessian != "calibrated" ? 1 : 0;
   doc["matrices_without_calibration"] = fallbacks;
+  doc["fallbacks"] = fallbacks_json(report.matrices);
   doc["native_matrices"] = Json::array();
   for (const NativeMatrix& n : report.native)
     doc["native_matrices"].push_back({{"name", n.stem}, {"reason", n.reason}});
@@ -151,11 +192,11 @@ Status build(const MakePackOptions& options, const WeightLoader& loader, const D
   ASSIGN_OR_RETURN(const PackSummary summary, summarise_shards(dir));
   PackFacts facts;
   facts.producer = options.tool;
-  facts.codebook = std::string(codec::codebook_name(options.quantize.encode.codebook));
+  facts.codebook = std::string(codec::codebook_name(options.quantize.encode.codec.codebook));
   facts.bits = summary.bpw;
   for (const MatrixRecord& r : details.matrices) {
-    if (r.stem == "head") facts.head_bits = r.k2 / 2;
-    if (r.stem.rfind("mtp.", 0) == 0) facts.mtp_bits = r.k2 / 2;
+    if (r.stem == "head") facts.head_bits = r.k2 / 2.0;
+    if (r.stem.rfind("mtp.", 0) == 0) facts.mtp_bits = r.k2 / 2.0;
   }
   facts.calibration_rows = details.rows;
   facts.calibration_cols = details.longest_row;

@@ -124,14 +124,19 @@ Status copy_one(const fs::path& from, const fs::path& to) {
   return out.commit();
 }
 
+// 3 as an integer, 2.5 as a number with a fraction.
+Json bits_number(double bits) {
+  return bits == std::floor(bits) ? Json(static_cast<int>(bits)) : Json(bits);
+}
+
 Json description(const Json& source_config, const PackFacts& facts) {
   Json q;
   q["quant_method"] = "exl3";
   q["version"] = kReaderVersion;
   q["producer"] = facts.producer;
   q["bits"] = std::round(facts.bits * 100) / 100;
-  q["head_bits"] = facts.head_bits > 0 ? facts.head_bits : 16;
-  if (facts.mtp_bits > 0) q["mtp_bits"] = facts.mtp_bits;
+  q["head_bits"] = bits_number(facts.head_bits > 0 ? facts.head_bits : 16);
+  if (facts.mtp_bits > 0) q["mtp_bits"] = bits_number(facts.mtp_bits);
   q["calibration"] = {{"rows", facts.calibration_rows}, {"cols", facts.calibration_cols}};
   q["out_scales"] = "always";
   q["codebook"] = facts.codebook;
@@ -183,10 +188,7 @@ Status write_pack_description(const fs::path& dir, const fs::path& source_dir, c
       if (ends_with(entry.name, ".trellis")) {
         ASSIGN_OR_RETURN(const int64_t k2, trellis_k2(entry, shard));
         module["quant_format"] = "exl3";
-        if (k2 % 2 == 0)
-          module["bits_per_weight"] = k2 / 2;
-        else
-          module["bits_per_weight"] = static_cast<double>(k2) / 2;
+        module["bits_per_weight"] = bits_number(static_cast<double>(k2) / 2);
       }
       if (ends_with(entry.name, ".mul1")) module["mul1_multiplier"] = kMul1Multiplier;
       if (ends_with(entry.name, ".mcg")) module["mcg_multiplier"] = kMcgMultiplier;

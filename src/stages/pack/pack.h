@@ -20,8 +20,8 @@ struct PackFacts {
   std::string producer;  // "espalier 0.1.0"
   std::string codebook;  // mul1, mcg or 3inst
   double bits = 0;       // card definition, see PackSummary::bpw
-  int head_bits = 0;     // 0: the head is native
-  int mtp_bits = 0;      // 0: no drafter, or native
+  double head_bits = 0;  // 0: the head is native
+  double mtp_bits = 0;   // 0: no drafter, or native
   int64_t calibration_rows = 0;
   int64_t calibration_cols = 0;  // longest row
 };

@@ -6,7 +6,6 @@
 #include "base/check.h"
 #include "base/hash.h"
 #include "base/rng.h"
-#include "codec/quantizer.h"
 #include "model/moe.h"
 #include "ops/scalar_math.h"
 
@@ -99,32 +98,68 @@ void add_rows(ThreadPool& pool, const MoeInputs& inputs, const std::vector<int32
   }
 }
 
-Status encode_matrix(const EncodeSettings& settings, const MatrixSpec& spec, int k2, const double* hessian,
-                     ThreadPool& pool, Linear* linear, MatrixRecord* record) {
-  std::vector<float> weight(static_cast<size_t>(spec.in * spec.out));
-  linear->weight_kn(pool, weight.data());
-  codec::QuantizeOptions options;
-  options.k2 = k2;
-  options.codebook = settings.codebook;
-  options.seed = settings.seed;
-  options.name = spec.stem;
-  options.damping = settings.damping;
-  ASSIGN_OR_RETURN(codec::QuantizedMatrix q,
-                   codec::quantize_matrix(weight.data(), spec.in, spec.out, hessian, options, pool));
-  record->stem = spec.stem;
-  record->in = spec.in;
-  record->out = spec.out;
-  record->k2 = k2;
-  record->hessian = std::string(codec::hessian_use_name(q.hessian));
-  record->damping = q.damping;
-  record->true_error = q.true_error;
-  record->relative_mse = q.relative_mse;
+namespace {
+
+std::vector<float> native_weight(const EncodeTarget& target, ThreadPool& pool) {
+  std::vector<float> weight(static_cast<size_t>(target.spec.in * target.spec.out));
+  target.linear->weight_kn(pool, weight.data());
+  return weight;
+}
+
+codec::QuantizeOptions codec_options(const EncodeSettings& settings, const EncodeTarget& target) {
+  codec::QuantizeOptions options = settings.codec;
+  options.k2 = target.k2;
+  options.name = target.spec.stem;
+  options.damping = settings.damping.value_or(default_damping(target.record->effective_tokens, target.spec.in));
+  return options;
+}
+
+void take(codec::QuantizedMatrix q, const EncodeTarget& target) {
+  MatrixRecord& record = *target.record;
+  record.stem = target.spec.stem;
+  record.in = target.spec.in;
+  record.out = target.spec.out;
+  record.k2 = target.k2;
+  record.hessian = std::string(codec::hessian_use_name(q.hessian));
+  record.damping = q.damping;
+  record.true_error = q.true_error;
+  record.relative_mse = q.relative_mse;
+  record.fallbacks = std::move(q.fallbacks);
+  if (record.tokens == 0 && q.hessian == codec::HessianUse::kCalibrated) {
+    record.fallbacks.push_back({"no calibration tokens: the layer's prior alone"});
+  }
   Sha256 digest;
   digest.update(bytes_of(q.tensor.trellis));
   digest.update(bytes_of(q.tensor.suh));
   digest.update(bytes_of(q.tensor.svh));
-  record->sha256 = digest.finish_hex();
-  *linear = Linear::from_exl3(std::move(q.tensor), WeightResidency::kUnpacked);
+  record.sha256 = digest.finish_hex();
+  *target.linear = Linear::from_exl3(std::move(q.tensor), WeightResidency::kUnpacked);
+}
+
+}  // namespace
+
+Status encode_matrix(const EncodeSettings& settings, const EncodeTarget& target, const double* hessian,
+                     ThreadPool& pool) {
+  const std::vector<float> weight = native_weight(target, pool);
+  ASSIGN_OR_RETURN(codec::QuantizedMatrix q, codec::quantize_matrix(weight.data(), target.spec.in, target.spec.out,
+                                                                    hessian, codec_options(settings, target), pool));
+  take(std::move(q), target);
+  return ok_status();
+}
+
+Status encode_sharing(const EncodeSettings& settings, const std::vector<EncodeTarget>& targets, const double* hessian,
+                      ThreadPool& pool) {
+  std::vector<std::vector<float>> weights;
+  std::vector<codec::SharedInputMatrix> matrices;
+  for (const EncodeTarget& target : targets) {
+    CHECK(target.k2 == targets[0].k2 && target.spec.in == targets[0].spec.in) << target.spec.stem;
+    weights.push_back(native_weight(target, pool));
+    matrices.push_back({weights.back().data(), target.spec.out, target.spec.stem});
+  }
+  ASSIGN_OR_RETURN(std::vector<codec::QuantizedMatrix> made,
+                   codec::quantize_with_shared_inputs(matrices, targets[0].spec.in, hessian,
+                                                      codec_options(settings, targets[0]), pool));
+  for (size_t i = 0; i < targets.size(); ++i) take(std::move(made[i]), targets[i]);
   return ok_status();
 }
 
@@ -219,14 +254,20 @@ Status encode_expert(const ExpertsJob& experts, const ExpertSpecs& at, int e, Ex
     hidden_sample = hidden_hessian(experts, expert, experts.sample, nullptr, pool);
   };
   if (job.settings.w2_input == W2Input::kNative) run_hidden();
-  const auto encode = [&](int index, const double* hessian, Linear* linear) {
+  const auto target = [&](int index, Linear* linear) {
     const auto i = static_cast<size_t>(index);
-    return encode_matrix(job.settings, job.specs[i], job.k2[i], hessian, pool, linear, &records[i]);
+    return EncodeTarget{job.specs[i], job.k2[i], linear, &records[i]};
   };
   records[static_cast<size_t>(at.w1)] = facts;
   records[static_cast<size_t>(at.w3)] = facts;
-  RETURN_IF_ERROR(encode(at.w1, blended.values.data(), &expert.w1));
-  RETURN_IF_ERROR(encode(at.w3, blended.values.data(), &expert.w3));
+  const std::vector<EncodeTarget> gate_and_up = {target(at.w1, &expert.w1), target(at.w3, &expert.w3)};
+  if (job.settings.shared_scales && gate_and_up[0].k2 == gate_and_up[1].k2) {
+    RETURN_IF_ERROR(encode_sharing(job.settings, gate_and_up, blended.values.data(), pool));
+  } else {
+    for (const EncodeTarget& t : gate_and_up) {
+      RETURN_IF_ERROR(encode_matrix(job.settings, t, blended.values.data(), pool));
+    }
+  }
   if (job.settings.w2_input == W2Input::kQuantized) run_hidden();
 
   RETURN_IF_ERROR(check_dropped(hidden, job.prefix + "ffn.experts." + std::to_string(e) + ".w2"));
@@ -234,7 +275,7 @@ Status encode_expert(const ExpertsJob& experts, const ExpertSpecs& at, int e, Ex
   describe_hessian(hidden, &record);
   const BlendedHessian blended_hidden = blend_with_prior(std::move(hidden), make_prior(hidden_sample), experts.n0_w2);
   record.prior_fraction = blended_hidden.prior_fraction;
-  return encode(at.w2, blended_hidden.values.data(), &expert.w2);
+  return encode_matrix(job.settings, target(at.w2, &expert.w2), blended_hidden.values.data(), pool);
 }
 
 Status encode_experts(const BlockJob& job, const BlockCapture& capture, BlockWeights& weights,
@@ -264,8 +305,8 @@ Status encode_experts(const BlockJob& job, const BlockCapture& capture, BlockWei
   experts.n0_w2 = job.settings.prior_w2.value_or(static_cast<double>(job.context.config.d_ff) / 4);
   if (experts.n0_w13 > 0 && capture.ffn_input() != nullptr) experts.prior_w13 = make_prior(*capture.ffn_input());
   if (experts.n0_w2 > 0) {
-    experts.sample =
-        sample_tokens(experts.inputs.n_tokens(), job.settings.prior_sample, job.settings.seed, job.prefix + "prior");
+    experts.sample = sample_tokens(experts.inputs.n_tokens(), job.settings.prior_sample, job.settings.codec.seed,
+                                   job.prefix + "prior");
   }
   // Small experts run side by side, one thread each; large ones one after another, each cut over all threads. Same
   // bytes.
@@ -303,8 +344,8 @@ Status encode_block(const BlockJob& job, const BlockCapture& capture, BlockWeigh
       RETURN_IF_ERROR(check_dropped(*hessian, spec.stem));
       describe_hessian(*hessian, &made[i]);
     }
-    RETURN_IF_ERROR(encode_matrix(job.settings, spec, job.k2[i], hessian == nullptr ? nullptr : hessian->sum.data(),
-                                  job.context.pool, linear, &made[i]));
+    RETURN_IF_ERROR(encode_matrix(job.settings, {spec, job.k2[i], linear, &made[i]},
+                                  hessian == nullptr ? nullptr : hessian->sum.data(), job.context.pool));
     progress.advance(spec.in * spec.out, spec.stem);
   }
   RETURN_IF_ERROR(encode_experts(job, capture, weights, made, coverage, progress));

@@ -14,7 +14,7 @@
 #include "base/progress.h"
 #include "base/status.h"
 #include "base/thread_pool.h"
-#include "codec/codebook.h"
+#include "codec/quantizer.h"
 #include "model/forward.h"
 #include "model/names.h"
 #include "model/weights.h"
@@ -25,9 +25,12 @@ namespace espalier {
 enum class W2Input { kQuantized, kNative };
 
 struct EncodeSettings {
-  codec::Codebook codebook = codec::Codebook::kMul1;
-  uint64_t seed = 0;
-  double damping = 0.025;
+  codec::Preset preset =
+      codec::Preset::kFast;  // for the records; `codec` holds what it stands for and what overrides it
+  // Effort, codebook and seed. Width, name and damping are set per matrix; an output metric is not used here.
+  codec::QuantizeOptions codec = codec::quantize_preset(codec::Preset::kFast);
+  std::optional<double> damping;    // absent: default_damping of the tokens that a matrix saw
+  bool shared_scales = false;       // w1 and w3 of an expert with one input scale (where their widths are equal)
   double routing_exponent = 2;      // p: a routed token weighs g^p
   std::optional<double> prior_w13;  // n0 in tokens of w1 and w3; absent: d_model / 4
   std::optional<double> prior_w2;   // n0 of w2; absent: d_ff / 4
@@ -52,6 +55,7 @@ struct MatrixRecord {
   double damping = 0;     // as used in the end
   double true_error = 0;  // tr(E^T H E) / tr(W^T H W)
   double relative_mse = 0;
+  std::vector<codec::Fallback> fallbacks;
   std::string sha256;  // over trellis, suh and svh bytes
 };
 
@@ -77,13 +81,23 @@ std::vector<int32_t> sample_tokens(int64_t n, int64_t count, uint64_t seed, cons
 void add_rows(ThreadPool& pool, const MoeInputs& inputs, const std::vector<int32_t>& tokens, const float* scale,
               HessianAccumulator* accumulator);
 
-// Encodes one matrix and replaces *linear by it. hessian [in, in] or null. Fills record's error fields and digest.
-// Errors: those of codec::quantize_matrix.
-Status encode_matrix(const EncodeSettings& settings, const MatrixSpec& spec, int k2, const double* hessian,
-                     ThreadPool& pool, Linear* linear, MatrixRecord* record);
-
 // Hessian facts of a record.
 void describe_hessian(const Hessian& hessian, MatrixRecord* record);
+
+// One matrix to encode: *linear is replaced, and the error fields, fallbacks and digest of *record are filled. Its
+// effective_tokens, which describe_hessian fills, decide the damping.
+struct EncodeTarget {
+  const MatrixSpec& spec;
+  int k2 = 0;
+  Linear* linear = nullptr;
+  MatrixRecord* record = nullptr;
+};
+// hessian [in, in] or null. Errors: those of codec::quantize_matrix.
+Status encode_matrix(const EncodeSettings& settings, const EncodeTarget& target, const double* hessian,
+                     ThreadPool& pool);
+// The same for matrices of one input and one width that share their input scale.
+Status encode_sharing(const EncodeSettings& settings, const std::vector<EncodeTarget>& targets, const double* hessian,
+                      ThreadPool& pool);
 
 struct BlockJob {
   const CallContext& context;  // observer is ignored

@@ -117,6 +117,13 @@ Hessian HessianAccumulator::finish(ThreadPool& pool) {
   return out;
 }
 
+double default_damping(double effective_rows, int64_t k) {
+  constexpr double kLeast = 0.025;
+  constexpr double kMost = 1.0;
+  if (!(effective_rows > 0)) return kMost;
+  return std::clamp(2.0 * static_cast<double>(k) / effective_rows, kLeast, kMost);
+}
+
 HessianPrior make_prior(const Hessian& all_tokens) {
   HessianPrior prior;
   if (all_tokens.weight_sum <= 0) return prior;

@@ -53,6 +53,9 @@ class HessianAccumulator {
   std::vector<float> partial_;     // [k, padded] of one chunk
 };
 
+// How much to add to a Hessian's diagonal, in units of its mean, when `effective_rows` tokens made it.
+double default_damping(double effective_rows, int64_t k);
+
 // Mean over all tokens of a layer (or of a sample): what rarely routed experts are shrunk towards.
 struct HessianPrior {
   std::vector<double> mean;  // [k, k]; empty: no prior

@@ -1,6 +1,7 @@
 #include "stages/quantize/quantize.h"
 
 #include <algorithm>
+#include <cstdio>
 
 #include "codec/viterbi.h"
 #include "model/drafter.h"
@@ -19,9 +20,16 @@ bool is_routed(const MatrixSpec& spec) {
   return spec.expert >= 0;
 }
 
-Status check_width(const char* option, int bits) {
-  if (codec::is_searchable_width(2 * bits) && bits <= 8) return ok_status();
-  return invalid_argument(std::string(option) + ": expected 1 to 8 bits, found " + std::to_string(bits));
+Status check_width(const char* option, double bits, codec::Codebook codebook) {
+  const Result<int> k2 = codec::width_from_bits(bits);
+  char found[32];
+  std::snprintf(found, sizeof found, "%g", bits);
+  if (!k2.ok()) {
+    return invalid_argument(std::string(option) + ": expected 1 to 8 bits, or 1.5, 2.5, 3.5, found " + found);
+  }
+  if (codec::is_searchable_width(*k2, codebook)) return ok_status();
+  return invalid_argument(std::string(option) + ": " + found + " bits need the codebook mul1, found " +
+                          std::string(codec::codebook_name(codebook)) + "; use --codebook mul1 or a whole number");
 }
 
 // One run over one checkpoint.
@@ -178,8 +186,8 @@ class Run {
     const Hessian* hessian = capture.hessian_of(spec);
     MatrixRecord record;
     if (hessian != nullptr) describe_hessian(*hessian, &record);
-    RETURN_IF_ERROR(encode_matrix(options_.encode, spec, width_of(options_, spec, config_.n_layers),
-                                  hessian == nullptr ? nullptr : hessian->sum.data(), pool_, linear, &record));
+    RETURN_IF_ERROR(encode_matrix(options_.encode, {spec, width_of(options_, spec, config_.n_layers), linear, &record},
+                                  hessian == nullptr ? nullptr : hessian->sum.data(), pool_));
     report_.matrices.push_back(std::move(record));
     progress_.advance(spec.in * spec.out, spec.stem);
     return ok_status();
@@ -245,24 +253,25 @@ class Run {
 }  // namespace
 
 Status check_options(const QuantizeOptions& options) {
-  RETURN_IF_ERROR(check_width("--bits", options.bits));
-  if (options.dense_bits) RETURN_IF_ERROR(check_width("--dense-bits", *options.dense_bits));
-  if (options.head_bits) RETURN_IF_ERROR(check_width("--head-bits", *options.head_bits));
-  if (options.drafter_bits) RETURN_IF_ERROR(check_width("--drafter-bits", *options.drafter_bits));
+  const codec::Codebook codebook = options.encode.codec.codebook;
+  RETURN_IF_ERROR(check_width("--bits", options.bits, codebook));
+  if (options.dense_bits) RETURN_IF_ERROR(check_width("--dense-bits", *options.dense_bits, codebook));
+  if (options.head_bits) RETURN_IF_ERROR(check_width("--head-bits", *options.head_bits, codebook));
+  if (options.drafter_bits) RETURN_IF_ERROR(check_width("--drafter-bits", *options.drafter_bits, codebook));
   if (options.draft_stride < 1)
     return invalid_argument("--draft-stride: expected at least 1, found " + std::to_string(options.draft_stride));
   return ok_status();
 }
 
 int width_of(const QuantizeOptions& options, const MatrixSpec& spec, int n_layers) {
-  int bits = options.bits;
+  double bits = options.bits;
   if (spec.kind == MatrixKind::kHead)
     bits = options.head_bits.value_or(bits);
   else if (spec.kind == MatrixKind::kMainProj || spec.block >= n_layers)
     bits = options.drafter_bits.value_or(bits);
   else if (!is_routed(spec))
     bits = options.dense_bits.value_or(bits);
-  return 2 * bits;
+  return static_cast<int>(2 * bits);
 }
 
 Result<QuantizeReport> quantize(const WeightLoader& loader, const std::vector<DatasetRow>& rows,

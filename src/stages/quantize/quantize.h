@@ -26,10 +26,11 @@
 namespace espalier {
 
 struct QuantizeOptions {
-  int bits = 0;                   // routed experts, and everything that has no width of its own; 1..8
-  std::optional<int> dense_bits;  // attention, shared experts, compressor, indexer, Engram projection
-  std::optional<int> head_bits;
-  std::optional<int> drafter_bits;  // every matrix of the drafter
+  // Widths: 1 to 8, and 1.5, 2.5, 3.5 with mul1.
+  double bits = 0;                   // routed experts, and everything that has no width of its own
+  std::optional<double> dense_bits;  // attention, shared experts, compressor, indexer, Engram projection
+  std::optional<double> head_bits;
+  std::optional<double> drafter_bits;  // every matrix of the drafter
   EncodeSettings encode;
   Numerics numerics = Numerics::kKvq;
   int64_t draft_stride = 8;  // one draft call per so many positions of a row

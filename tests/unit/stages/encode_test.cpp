@@ -141,13 +141,14 @@ TEST(Encode, the_encoded_expert_is_what_the_codec_makes_of_its_own_blended_hessi
   std::vector<std::vector<uint16_t>> expected;
   const HessianPrior prior = make_prior(*c.capture.ffn_input());
   for (int e : chosen) {
-    const BlendedHessian h =
-        blend_with_prior(expert_hessian(c.capture.moe(), job.n_experts, e, pool), prior, 256.0 / 4);
+    const Hessian own = expert_hessian(c.capture.moe(), job.n_experts, e, pool);
+    const BlendedHessian h = blend_with_prior(own, prior, 256.0 / 4);
     std::vector<float> w(256 * 128);
     c.weights.moe.experts[static_cast<size_t>(e)].w1.weight_kn(pool, w.data());
     codec::QuantizeOptions options;
     options.k2 = 4;
     options.name = "layers.3.ffn.experts." + std::to_string(e) + ".w1";
+    options.damping = default_damping(own.effective_rows(), 256);
     expected.push_back(
         codec::quantize_matrix(w.data(), 256, 128, h.values.data(), options, pool).value().tensor.trellis);
   }
@@ -228,6 +229,42 @@ TEST(Encode, w2_may_be_fed_by_native_or_by_quantized_w1_and_w3) {
       EXPECT_EQ(records[0][i].sha256, records[1][i].sha256) << records[0][i].stem;
   }
   EXPECT_EQ(w2_differs, 1);
+}
+
+TEST(Encode, shared_scales_give_w1_and_w3_one_input_scale_and_leave_the_rest_alone) {
+  ThreadPool pool(2);
+  const std::vector<DatasetRow> rows = test::random_token_rows({120}, "shared");
+  for (const bool shared : {false, true}) {
+    LayerCase c(0, rows, pool);
+    EncodeSettings settings;
+    settings.shared_scales = shared;
+    const BlockJob job = job_of(c, settings, 0, {2});
+    std::vector<MatrixRecord> records;
+    BlockCoverage coverage;
+    SilentProgress progress;
+    ASSERT_TRUE(encode_block(job, c.capture, c.weights, &records, &coverage, progress).ok());
+    const ExpertWeights& expert = c.weights.moe.experts[2];
+    const bool equal = std::memcmp(expert.w1.exl3()->suh, expert.w3.exl3()->suh, 256 * 2) == 0;
+    EXPECT_EQ(equal, shared);
+    for (const MatrixRecord& r : records) EXPECT_LT(r.true_error, 0.2) << r.stem;
+  }
+}
+
+TEST(Encode, an_expert_without_tokens_and_dead_channels_are_recorded_by_name) {
+  ThreadPool pool(1);
+  LayerCase c(0, test::random_token_rows({40}, "odd"), pool);
+  // A matrix by hand: input 3 never active, and no tokens behind the Hessian.
+  const MatrixSpec& spec = *std::find_if(c.specs.begin(), c.specs.end(), [](const MatrixSpec& s) { return s.expert == 1; });
+  std::vector<double> hessian(static_cast<size_t>(spec.in * spec.in));
+  for (int64_t i = 0; i < spec.in; ++i) hessian[static_cast<size_t>(i * spec.in + i)] = i == 3 ? 0.0 : 1.0;
+  MatrixRecord record;
+  Linear* linear = find_linear(c.weights, spec);
+  ASSERT_TRUE(encode_matrix(EncodeSettings(), {spec, 4, linear, &record}, hessian.data(), pool).ok());
+  std::vector<std::string> texts;
+  for (const codec::Fallback& f : record.fallbacks) texts.push_back(codec::fallback_text(f));
+  EXPECT_THAT(texts, ::testing::ElementsAre("inputs without calibration activity: weighed by damping alone (1 from index 3 on)",
+                                            "no calibration tokens: the layer's prior alone"));
+  EXPECT_EQ(record.damping, 1.0);
 }
 
 TEST(Encode, routing_exponents_turn_into_row_scales) {

@@ -131,6 +131,13 @@ TEST(Hessian, the_prior_shrinks_by_effective_tokens_and_keeps_the_experts_scale)
   EXPECT_NEAR(trace, h.trace() / 80, 1e-9);
 }
 
+TEST(Hessian, fewer_effective_tokens_are_damped_more) {
+  EXPECT_EQ(default_damping(1e9, 5120), 0.025);
+  EXPECT_DOUBLE_EQ(default_damping(5120, 256), 0.1);
+  EXPECT_EQ(default_damping(100, 256), 1.0);
+  EXPECT_EQ(default_damping(0, 256), 1.0);  // the prior alone
+}
+
 TEST(Hessian, without_tokens_the_prior_stands_alone_and_without_prior_nothing_changes) {
   ThreadPool pool(1);
   const std::vector<float> all = random_rows(100, 32, "all");

@@ -17,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
-MakePackOptions options_in(const test::TempFolder& dir, int bits) {
+MakePackOptions options_in(const test::TempFolder& dir, double bits) {
   EXPECT_TRUE(write_dataset(dir / "data.jsonl", test::random_token_rows({120, 40, 80}, "calibration")).ok());
   MakePackOptions options;
   options.checkpoint = test::small_checkpoint_dir();
@@ -77,6 +77,9 @@ void records_name_inputs_options_coverage_and_every_matrix_and_nothing_of_the_ho
                                                                                    const MakePackReport& report) {
   const Json run = read_json_file(pack / "run.json").value();
   EXPECT_EQ(run["options"]["bits"], 2);
+  EXPECT_EQ(run["options"]["preset"], "fast");
+  EXPECT_EQ(run["options"]["damping"], "by effective tokens");
+  EXPECT_EQ(run["fallbacks"], Json::array());
   EXPECT_EQ(run["inputs"]["calibration_tokens"], 240);
   EXPECT_EQ(run["coverage"].size(), 4u);  // 3 layers, 1 drafter stage
   EXPECT_EQ(run["coverage"][0]["expert_tokens"].size(), 3u);
@@ -144,6 +147,40 @@ TEST(MakePack, a_pack_is_complete_and_its_bytes_are_the_same_for_one_and_two_thr
   EXPECT_EQ(manifest(again.out), manifest(options.out));
 }
 
+TEST(MakePack, half_steps_and_fallbacks_reach_the_packs_records) {
+  const test::TempFolder dir;
+  SilentProgress progress;
+  ThreadPool pool(2);
+  MakePackOptions options = options_in(dir, 1.5);
+  options.quantize.head_bits = 2.5;
+  options.quantize.drafter_bits = 3;
+  options.quantize.encode.prior_w13 = options.quantize.encode.prior_w2 = 0;  // experts without tokens have nothing then
+  EXPECT_TRUE(write_dataset(options.data, test::random_token_rows({3}, "three tokens")).ok());
+  const Result<MakePackReport> r = make_pack(options, progress, pool);
+  ASSERT_TRUE(r.ok()) << r.status().message();
+  EXPECT_DOUBLE_EQ(r->bpw, 1.5);
+  const TensorIndex pack = TensorIndex::open(options.out).value();
+  EXPECT_EQ(pack.get("layers.0.attn.wq_a.trellis").value().shape[2], 24);
+  EXPECT_EQ(pack.get("head.trellis").value().shape[2], 40);
+  EXPECT_EQ(pack.get("mtp.0.attn.wq_a.trellis").value().shape[2], 48);
+  const Json config = read_json_file(options.out / "config.json").value();
+  EXPECT_EQ(config["quantization_config"]["bits"], 1.5);
+  EXPECT_EQ(config["quantization_config"]["head_bits"], 2.5);
+  EXPECT_EQ(config["quantization_config"]["mtp_bits"], 3);
+  const Json run = read_json_file(options.out / "run.json").value();
+  EXPECT_EQ(run["options"]["bits"], 1.5);
+  EXPECT_EQ(run["options"]["head_bits"], 2.5);
+  EXPECT_EQ(run["options"]["drafter_bits"], 3);
+  EXPECT_EQ(run["options"]["dense_bits"], nullptr);
+  bool unrouted = false;
+  for (const Json& f : run["fallbacks"]) {
+    EXPECT_EQ(f["tensor"].get<std::string>().rfind(f["layer"].get<std::string>(), 0), 0u);
+    unrouted = unrouted || (f["tensor"].get<std::string>().find(".experts.") != std::string::npos &&
+                            f["reason"] == "Hessian of zeros: all inputs count the same");
+  }
+  EXPECT_TRUE(unrouted) << "three tokens, two experts each, three layers: some expert sees none\n" << run["fallbacks"].dump();
+}
+
 // Stops after a number of calls to advance.
 class StopAfter : public Progress {
  public:
@@ -193,10 +230,14 @@ TEST(MakePack, wrong_outputs_and_widths_are_refused_before_any_work) {
   EXPECT_THAT(error(o), HasSubstr("lies inside the checkpoint's folder"));
   o = good;
   o.quantize.bits = 9;
-  EXPECT_THAT(error(o), HasSubstr("invalid_argument: --bits: expected 1 to 8 bits, found 9"));
+  EXPECT_THAT(error(o), HasSubstr("invalid_argument: --bits: expected 1 to 8 bits, or 1.5, 2.5, 3.5, found 9"));
   o = good;
   o.quantize.head_bits = 0;
-  EXPECT_THAT(error(o), HasSubstr("--head-bits: expected 1 to 8 bits, found 0"));
+  EXPECT_THAT(error(o), HasSubstr("--head-bits: expected 1 to 8 bits, or 1.5, 2.5, 3.5, found 0"));
+  o = good;
+  o.quantize.dense_bits = 2.5;
+  o.quantize.encode.codec.codebook = codec::Codebook::kMcg;
+  EXPECT_THAT(error(o), HasSubstr("--dense-bits: 2.5 bits need the codebook mul1, found mcg"));
   o = good;
   o.data = dir / "missing.jsonl";
   EXPECT_THAT(error(o), HasSubstr("not_found"));
