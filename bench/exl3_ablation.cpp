@@ -23,7 +23,7 @@
 #include "model/moe.h"
 #include "stages/quantize/encode.h"
 #include "stages/quantize/stream.h"
-#include "tests/unit/codec/golden.h"
+#include "bench/peer/golden_cases.h"
 
 namespace espalier {
 namespace {

@@ -1,14 +1,10 @@
 #include "bench/exl3_quality/golden.h"
 
 #include <cmath>
-#include <cstring>
-#include <optional>
 
-#include "base/check.h"
 #include "bench/exl3_quality/encode.h"
 #include "bench/peer/exllamav3_quantizer.h"
-#include "format/safetensors.h"
-#include "tensor/float_formats.h"
+#include "bench/peer/golden_cases.h"
 
 namespace espalier::quality {
 namespace {
@@ -20,61 +16,21 @@ struct Case {
   codec::Exl3Tensor stored;
 };
 
-Result<std::vector<float>> floats(const SafetensorsFile& file, const std::string& name) {
-  ASSIGN_OR_RETURN(const ConstView view, file.get(name));
-  std::vector<float> out(static_cast<size_t>(view.size()));
-  if (view.dtype == DType::kF32) {
-    std::memcpy(out.data(), view.data, out.size() * sizeof(float));
-  } else if (view.dtype == DType::kF16) {
-    std::vector<uint16_t> bits(out.size());
-    std::memcpy(bits.data(), view.data, bits.size() * sizeof(uint16_t));
-    for (size_t i = 0; i < bits.size(); ++i) out[i] = decode_f16(bits[i]);
-  } else {
-    return data_loss("golden tensor '" + name + "': expected F16 or F32");
-  }
-  return out;
-}
-
-std::vector<double> mean_square(const std::vector<float>& x, int64_t k) {
-  const int64_t rows = static_cast<int64_t>(x.size()) / k;
-  std::vector<double> h(static_cast<size_t>(k * k));
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t i = 0; i < k; ++i) {
-      const double xi = double{x[static_cast<size_t>(r * k + i)]} / static_cast<double>(rows);
-      for (int64_t j = 0; j < k; ++j)
-        h[static_cast<size_t>(i * k + j)] += xi * double{x[static_cast<size_t>(r * k + j)]};
-    }
-  }
-  return h;
-}
-
-Status add_cases(const SafetensorsFile& file, std::vector<Case>& cases) {
-  const codec::TensorLookup lookup = [&file](const std::string& name) -> std::optional<ConstView> {
-    const TensorEntry* entry = file.find(name);
-    return entry == nullptr ? std::nullopt : std::optional<ConstView>(file.view(*entry));
-  };
-  for (const TensorEntry& entry : file.entries()) {
-    constexpr std::string_view kTail = ".trellis";
-    if (!entry.name.ends_with(kTail)) continue;
-    const std::string name = entry.name.substr(0, entry.name.size() - kTail.size());
-    const std::string source = name == "mul1_256x384_k3" ? "mul1_256x384_k2" : name;  // stored once
-    if (file.find(source + ".weight") == nullptr) continue;
-    const bool has_h = file.find(source + ".H") != nullptr;
-    if (!has_h && file.find(source + ".calib_x") == nullptr) continue;
+void add_cases(const SafetensorsFile& file, std::vector<Case>& cases) {
+  for (codec::golden::Case& from : codec::golden::cases(file)) {
+    if (from.hessian.empty()) continue;
     Case c;
-    ASSIGN_OR_RETURN(c.stored, codec::load_exl3(name, codec::find_exl3_parts(lookup, name)));
-    ASSIGN_OR_RETURN(c.weight, floats(file, source + ".weight"));
-    ASSIGN_OR_RETURN(c.decoded, floats(file, name + ".dec"));
-    ASSIGN_OR_RETURN(const std::vector<float> h, floats(file, source + (has_h ? ".H" : ".calib_x")));
-    c.hessian = has_h ? std::vector<double>(h.begin(), h.end()) : mean_square(h, c.stored.k);
-    c.result.name = name;
-    c.result.k = c.stored.k;
-    c.result.n = c.stored.n;
-    c.result.k2 = c.stored.k2;
-    c.result.codebook = c.stored.codebook;
+    c.stored = codec::golden::load(file, from.name);
+    c.weight = std::move(from.weight);
+    c.decoded = std::move(from.decoded);
+    c.hessian = std::move(from.hessian);
+    c.result.name = from.name;
+    c.result.k = from.k;
+    c.result.n = from.n;
+    c.result.k2 = from.k2;
+    c.result.codebook = from.codebook;
     cases.push_back(std::move(c));
   }
-  return ok_status();
 }
 
 double error_of(const Case& c, const std::vector<float>& decoded, ThreadPool& pool) {
@@ -131,7 +87,7 @@ Result<std::vector<GoldenResult>> run_golden(const std::vector<std::filesystem::
     for (const std::filesystem::path& dir : dirs) {
       if (!std::filesystem::exists(dir / name)) continue;
       ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::open(dir / name));
-      RETURN_IF_ERROR(add_cases(file, cases));
+      add_cases(file, cases);
       break;
     }
   }

@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/gpu/exl3_data.h"
-#include "tests/unit/codec/golden.h"
+#include "bench/peer/golden_cases.h"
 
 namespace espalier::codec::cuda {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/unit/codec/golden.h"
+#include "bench/peer/golden_cases.h"
 #include "tests/unit/codec/vectors.h"
 
 namespace espalier::codec {

@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <limits>
 
-#include "tests/unit/codec/golden.h"
+#include "bench/peer/golden_cases.h"
 
 namespace espalier::codec {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "base/rng.h"
 #include "codec/matmul.h"
-#include "tests/unit/codec/golden.h"
+#include "bench/peer/golden_cases.h"
 
 namespace espalier::codec {
 namespace {

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "base/rng.h"
-#include "tests/unit/codec/golden.h"
+#include "bench/peer/golden_cases.h"
 
 namespace espalier::codec {
 namespace {

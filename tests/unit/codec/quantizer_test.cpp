@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "base/rng.h"
-#include "tests/unit/codec/golden.h"
+#include "bench/peer/golden_cases.h"
 
 namespace espalier::codec {
 namespace {

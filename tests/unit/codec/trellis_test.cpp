@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "base/rng.h"
-#include "tests/unit/codec/golden.h"
+#include "bench/peer/golden_cases.h"
 
 namespace espalier::codec {
 namespace {

@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "tests/unit/codec/gaussian.h"
-#include "tests/unit/codec/golden.h"
+#include "bench/peer/golden_cases.h"
 #include "tests/unit/codec/vectors.h"
 
 namespace espalier::codec {

@@ -13,7 +13,7 @@
 
 #include "bench/peer/exllamav3_refit.h"
 #include "codec/quantizer.h"
-#include "tests/unit/codec/golden.h"
+#include "bench/peer/golden_cases.h"
 
 namespace espalier::peer {
 namespace {

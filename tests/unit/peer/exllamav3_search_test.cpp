@@ -9,7 +9,7 @@
 
 #include "base/rng.h"
 #include "codec/viterbi.h"
-#include "tests/unit/codec/golden.h"
+#include "bench/peer/golden_cases.h"
 #include "tests/unit/codec/upstream_search.h"
 #include "tests/unit/codec/vectors.h"
 

@@ -1,5 +1,6 @@
 // Golden EXL3 data made by the real exllamav3 (tests/golden/exl3/README.md): lookup of cases and of what the README's table
 // records about them. The larger files are not part of the tree; tests that need them say so when they are absent.
+// Used by tests and by bench programs, which define the two folders.
 #pragma once
 
 #include <cstring>
