@@ -4,8 +4,8 @@
 // activations. Set `memory`: 5120x2304 matrices visited in turn, at least --memory-mb of them together; set `cache`:
 // one 1024x1024 matrix. Every figure is the least of many short repetitions; calls of one cell are spread over the
 // whole run. Clock: a chain of dependent 64-bit multiplications, 3 cycles each on the cores we know. Floors: reading
-// the trellis bytes at the measured rate of plain reads; vector operations (5 + 2m per 32 weights with bytes, 8 + m
-// with words) at two a cycle. Usage: bench_exl3_cpu [--raw] [--rounds N] [--memory-mb N] [--no-encoder] [--tier NAME]
+// the trellis bytes at the measured rate of plain reads; vector operations of the kernel for Intel's cores (5 + 2m per 32
+// weights with bytes, 8 + m with words) at two a cycle. Usage: bench_exl3_cpu [--raw] [--rounds N] [--memory-mb N] [--no-encoder] [--tier NAME]
 // [K...]; K such as 2 or 2.5. bench/exl3_cpu.py runs it next to llama.cpp's kernels.
 #include <algorithm>
 #include <chrono>

@@ -34,6 +34,17 @@ bool has_dot_product() {
 }
 #endif
 
+#if defined(__x86_64__)
+// AMD's cores multiply 32 bits as fast as 16, Intel's take two operations; the bits are the same.
+bool prefers_columns() {
+  static const bool is_amd = [] {
+    __builtin_cpu_init();
+    return __builtin_cpu_is("amd") != 0;
+  }();
+  return is_amd;
+}
+#endif
+
 const Int8Kernels& kernels_of(SimdTier tier) {
   switch (tier) {
 #if defined(__aarch64__)
@@ -41,7 +52,7 @@ const Int8Kernels& kernels_of(SimdTier tier) {
       return has_dot_product() ? int8_kernels_neon() : int8_kernels_portable();
 #elif defined(__x86_64__)
     case SimdTier::kAvx512:
-      return int8_kernels_avx512();
+      return prefers_columns() ? int8_kernels_columns_avx512() : int8_kernels_avx512();
     case SimdTier::kAvx2:
       return int8_kernels_avx2();
 #endif
@@ -63,14 +74,14 @@ struct Prepared {
   int64_t units_per_group;
   int64_t first_chunk;
   int64_t first_unit;
-  std::unique_ptr<uint64_t[]> quads;  // [chunk, row, 32]; the others [chunk, row]
+  std::unique_ptr<uint64_t[]> quads;  // [chunk, row, quads_size]; the others [chunk, row]
   std::unique_ptr<float[]> scale;
   std::unique_ptr<float[]> shift;
   std::unique_ptr<int32_t[]> centre;
 
   Int8Rows rows_of(int64_t chunk, int64_t first, int64_t rows) const {
     const int64_t at = chunk * job->rows + first;
-    return {quads.get() + at * kQuadsPerChunk, scale.get() + at, centre.get() + at, rows};
+    return {quads.get() + at * quads_size(form), scale.get() + at, centre.get() + at, rows};
   }
   // What z starts from; NaN for a row that is not finite.
   float start(int64_t row) const {
@@ -90,8 +101,9 @@ const Prepared& job_of(const std::vector<Prepared>& jobs, int64_t i) {
 void quantize_chunk(const Int8Kernels& kernels, const Prepared& p, int64_t chunk) {
   const Exl3View& weight = p.job->weight;
   const int64_t at = chunk * p.job->rows;
-  kernels.quantize(weight.suh + chunk * kChunk, p.job->x + chunk * kChunk, weight.k(), p.job->rows, p.form,
-                   {p.quads.get() + at * kQuadsPerChunk, p.scale.get() + at, p.shift.get() + at, p.centre.get() + at});
+  kernels.quantize(
+      weight.suh + chunk * kChunk, p.job->x + chunk * kChunk, weight.k(), p.job->rows, p.form,
+      {p.quads.get() + at * quads_size(p.form), p.scale.get() + at, p.shift.get() + at, p.centre.get() + at});
 }
 
 void multiply_unit(const Int8Kernels& kernels, const Prepared& p, int64_t unit, std::vector<float>& z) {
@@ -109,7 +121,8 @@ void multiply_unit(const Int8Kernels& kernels, const Prepared& p, int64_t unit, 
     for (int64_t b = 0; b < n_blocks; ++b)
       std::fill_n(z.data() + (b * rows + r) * kBlock, kBlock, starts[static_cast<size_t>(r)]);
   }
-  const auto product = p.form == Int8Form::kPlainBytes ? kernels.bytes : kernels.words;
+  const bool as_words = p.form == Int8Form::kPlainWords || p.form == Int8Form::kResidualWords;
+  const auto product = as_words ? kernels.words : kernels.bytes;
   const int64_t block_words = kBlock / kTile * tile_words(weight.trellis.k2);
   const int64_t chunk_words = kChunk / kTile * (weight.n() / kTile) * tile_words(weight.trellis.k2);
   for (int64_t c = 0; c < p.n_chunks; ++c) {
@@ -135,8 +148,7 @@ bool has_int8_matmul(const Exl3View& weight) {
   return weight.trellis.codebook == Codebook::kMul1;
 }
 
-void int8_matmul(ThreadPool& pool, std::span<const Int8Job> jobs, Int8Mode mode, SimdTier tier) {
-  const Int8Kernels& kernels = kernels_of(tier);
+void int8_matmul_with(const Int8Kernels& kernels, ThreadPool& pool, std::span<const Int8Job> jobs, Int8Mode mode) {
   int64_t all_blocks = 0;
   for (const Int8Job& job : jobs) {
     CHECK(has_int8_matmul(job.weight) && is_width(job.weight.trellis.k2)) << codebook_name(job.weight.trellis.codebook);
@@ -153,9 +165,7 @@ void int8_matmul(ThreadPool& pool, std::span<const Int8Job> jobs, Int8Mode mode,
     const bool as_bytes = mode == Int8Mode::kPlain && job.rows <= kernels.max_byte_rows;
     Prepared p;
     p.job = &job;
-    p.form = as_bytes                   ? Int8Form::kPlainBytes
-             : mode == Int8Mode::kPlain ? Int8Form::kPlainWords
-                                        : Int8Form::kResidualWords;
+    p.form = as_bytes ? kernels.byte_form : mode == Int8Mode::kPlain ? Int8Form::kPlainWords : Int8Form::kResidualWords;
     p.n_chunks = job.weight.k() / kChunk;
     const int64_t n_blocks = job.weight.n() / kBlock;
     const int64_t most_blocks = std::clamp<int64_t>(2 * kRowGroup / job.rows, 1, kMostBlocks);
@@ -164,7 +174,7 @@ void int8_matmul(ThreadPool& pool, std::span<const Int8Job> jobs, Int8Mode mode,
     p.first_chunk = chunks;
     p.first_unit = units;
     const int64_t size = p.n_chunks * job.rows;
-    p.quads = array<uint64_t>(size * kQuadsPerChunk);
+    p.quads = array<uint64_t>(size * quads_size(p.form));
     p.scale = array<float>(size);
     p.shift = array<float>(size);
     p.centre = array<int32_t>(size);
@@ -187,6 +197,10 @@ void int8_matmul(ThreadPool& pool, std::span<const Int8Job> jobs, Int8Mode mode,
       multiply_unit(kernels, p, i - p.first_unit, z);
     }
   });
+}
+
+void int8_matmul(ThreadPool& pool, std::span<const Int8Job> jobs, Int8Mode mode, SimdTier tier) {
+  int8_matmul_with(kernels_of(tier), pool, jobs, mode);
 }
 
 void int8_matmul(ThreadPool& pool, const Exl3View& weight, const float* x, int64_t rows, float* y, Int8Mode mode,

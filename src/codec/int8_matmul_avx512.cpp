@@ -322,7 +322,7 @@ void bytes(const TrellisView& view, const Int8Place& place, const Int8Rows& a, f
 }  // namespace
 
 const Int8Kernels& int8_kernels_avx512() {
-  static constexpr Int8Kernels kKernels = {words, bytes, 2, quantize_rows, rotate_rows};
+  static constexpr Int8Kernels kKernels = {words, bytes, 2, Int8Form::kPlainBytes, quantize_rows, rotate_rows};
   return kKernels;
 }
 

@@ -46,7 +46,7 @@ void words(const TrellisView& view, const Int8Place& place, const Int8Rows& a, f
 }  // namespace
 
 const Int8Kernels& int8_kernels_portable() {
-  static constexpr Int8Kernels kKernels = {words, nullptr, 0, quantize_rows, rotate_rows};
+  static constexpr Int8Kernels kKernels = {words, nullptr, 0, Int8Form::kPlainBytes, quantize_rows, rotate_rows};
   return kKernels;
 }
 

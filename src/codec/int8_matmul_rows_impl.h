@@ -31,8 +31,11 @@ constexpr int kLanes = 8;
 #else
 constexpr int kLanes = 4;
 #endif
+constexpr int kRegisters = kBlock / kLanes;
 typedef float Lanes __attribute__((vector_size(4 * kLanes)));
 typedef int32_t LaneIndex __attribute__((vector_size(4 * kLanes)));
+typedef int16_t LaneWords __attribute__((vector_size(2 * kLanes)));
+typedef int32_t Eight __attribute__((vector_size(32)));
 
 // The butterfly over distance kDistance inside a register: a + b in the lower lane of each pair, a - b in the upper
 // one.
@@ -54,20 +57,21 @@ inline Lanes butterfly(Lanes v) {
 
 // hadamard128_sum: distances 1, 2, 4, ... 64.
 inline void rotate128(Lanes* v) {
-  constexpr int kRegisters = kBlock / kLanes;
+#pragma GCC unroll 32
   for (int r = 0; r < kRegisters; ++r) {
     v[r] = butterfly<2>(butterfly<1>(v[r]));
     if constexpr (kLanes > 4) v[r] = butterfly<4>(v[r]);
     if constexpr (kLanes > 8) v[r] = butterfly<8>(v[r]);
   }
+#pragma GCC unroll 8
   for (int h = 1; h < kRegisters; h *= 2) {
-    for (int i = 0; i < kRegisters; i += 2 * h) {
-      for (int j = i; j < i + h; ++j) {
-        const Lanes a = v[j];
-        const Lanes b = v[j + h];
-        v[j] = a + b;
-        v[j + h] = a - b;
-      }
+#pragma GCC unroll 32
+    for (int j = 0; j < kRegisters; ++j) {
+      if ((j & h) != 0) continue;
+      const Lanes a = v[j];
+      const Lanes b = v[j + h];
+      v[j] = a + b;
+      v[j + h] = a - b;
     }
   }
 }
@@ -82,6 +86,52 @@ inline void widen_scales(const uint16_t* bits, float* out) {
   }
 }
 
+// The nearest integer, ties to even, of a number below 2^22: exact, and vector code everywhere.
+constexpr float kRoundingShift = 0x1.8p23f;
+
+// Integers [128] of a chunk, below 2^15, as the products want them.
+inline void write_quads(const LaneIndex* q, Int8Form form, uint64_t* quads) {
+  alignas(64) int32_t dwords[kChunk];
+  if (form == Int8Form::kPlainSplats) {
+    for (int r = 0; r < kRegisters; ++r) {
+      const LaneIndex splats = (q[r] & 0xFF) * 0x01010101;
+      std::memcpy(dwords + r * kLanes, &splats, sizeof splats);
+    }
+    for (int t = 0; t < kChunk / kTile; ++t) {  // rows 2t, 2t+1 and 2t+8, 2t+9 side by side
+      Eight low, high;
+      std::memcpy(&low, dwords + t * kTile, sizeof low);
+      std::memcpy(&high, dwords + t * kTile + 8, sizeof high);
+      const Eight first = __builtin_shufflevector(low, high, 0, 1, 8, 9, 2, 3, 10, 11);
+      const Eight second = __builtin_shufflevector(low, high, 4, 5, 12, 13, 6, 7, 14, 15);
+      std::memcpy(quads + 8 * t, &first, sizeof first);
+      std::memcpy(quads + 8 * t + 4, &second, sizeof second);
+    }
+    return;
+  }
+  for (int r = 0; r < kRegisters; ++r) {
+    const LaneIndex v = form == Int8Form::kPlainBytes ? (q[r] & 0xFF) * 0x101 : q[r];
+    const LaneWords words = __builtin_convertvector(v, LaneWords);
+    std::memcpy(reinterpret_cast<char*>(dwords) + r * sizeof words, &words, sizeof words);
+  }
+  for (int t = 0; t < kChunk / kTile; ++t) {
+    Eight pairs;
+    std::memcpy(&pairs, dwords + t * 8, sizeof pairs);
+    pairs = __builtin_shufflevector(pairs, pairs, 0, 4, 1, 5, 2, 6, 3, 7);
+    std::memcpy(quads + 4 * t, &pairs, sizeof pairs);
+  }
+}
+
+inline int32_t bits_of_largest(const Lanes* v) {
+  LaneIndex largest = {};
+  for (int r = 0; r < kRegisters; ++r) {
+    const LaneIndex bits = reinterpret_cast<LaneIndex>(v[r]) & 0x7FFFFFFF;
+    largest = bits > largest ? bits : largest;
+  }
+  int32_t result = 0;
+  for (int i = 0; i < kLanes; ++i) result = std::max(result, largest[i]);
+  return result;
+}
+
 // See Int8Kernels::quantize.
 void quantize_rows(const uint16_t* suh, const float* x, int64_t stride, int64_t rows, Int8Form form,
                    const Int8Output& out) {
@@ -90,46 +140,41 @@ void quantize_rows(const uint16_t* suh, const float* x, int64_t stride, int64_t 
   alignas(64) float scales[kChunk];
   widen_scales(suh, scales);
   for (int64_t r = 0; r < rows; ++r) {
-    alignas(64) float v[kChunk];
-    for (int i = 0; i < kChunk; ++i) v[i] = x[r * stride + i] * scales[i];
-    rotate128(reinterpret_cast<Lanes*>(v));
-    int32_t largest = 0;
-    for (int i = 0; i < kChunk; ++i) {
-      v[i] *= kHadamardScale;
-      largest = std::max(largest, std::bit_cast<int32_t>(v[i]) & 0x7FFFFFFF);
+    Lanes v[kRegisters];
+    for (int i = 0; i < kRegisters; ++i) {
+      Lanes scale;
+      std::memcpy(&v[i], x + r * stride + i * kLanes, sizeof(Lanes));
+      std::memcpy(&scale, scales + i * kLanes, sizeof(Lanes));
+      v[i] = v[i] * scale;
     }
-    uint64_t* quads = out.quads + r * kQuadsPerChunk;
+    rotate128(v);
+    for (Lanes& lanes : v) lanes *= kHadamardScale;
+    const int32_t largest = bits_of_largest(v);
+    uint64_t* quads = out.quads + r * quads_size(form);
     const float max = std::bit_cast<float>(largest);
     if (largest == 0 || largest >= 0x7F800000) {
-      std::fill(quads, quads + kQuadsPerChunk, uint64_t{0});
+      std::fill(quads, quads + quads_size(form), uint64_t{0});
       out.scale[r] = out.shift[r] = largest == 0 ? 0.0f : std::numeric_limits<float>::quiet_NaN();
       out.centre[r] = 0;
       continue;
     }
     const float boost = max < kTiny ? kBoost : 1.0f;  // exact
     const float inverse = 127.0f / (max * boost);
-    int16_t q[kChunk];
-    if (with_residual) {
-      for (int i = 0; i < kChunk; ++i) {
-        const float t = v[i] * boost * inverse;
-        const float main = std::rint(t);
-        const float residual = std::rint(254.0f * (t - main));
-        q[i] = static_cast<int16_t>(static_cast<int32_t>(254.0f * main + residual));
+    LaneIndex q[kRegisters];
+    LaneIndex sums = {};
+    for (int i = 0; i < kRegisters; ++i) {
+      const Lanes t = v[i] * boost * inverse;
+      Lanes whole = (t + kRoundingShift) - kRoundingShift;
+      if (with_residual) {
+        const Lanes residual = (254.0f * (t - whole) + kRoundingShift) - kRoundingShift;
+        whole = 254.0f * whole + residual;
       }
-    } else {
-      for (int i = 0; i < kChunk; ++i)
-        q[i] = static_cast<int16_t>(static_cast<int32_t>(std::rint(v[i] * boost * inverse)));
+      q[i] = __builtin_convertvector(whole, LaneIndex);
+      sums += q[i];
     }
     int32_t sum = 0;
-    for (int i = 0; i < kChunk; ++i) sum += q[i];
-    if (form == Int8Form::kPlainBytes) {
-      for (int i = 0; i < kChunk; ++i) q[i] = static_cast<int16_t>((q[i] & 0xFF) * 0x101);
-    }
-    for (int p = 0; p < kQuadsPerChunk; ++p) {  // rows 2t, 2t+1 and 2t+8, 2t+9 of tile p / 4
-      const int16_t* pair = q + p / 4 * kTile + p % 4 * 2;
-      std::memcpy(reinterpret_cast<char*>(quads + p), pair, 4);
-      std::memcpy(reinterpret_cast<char*>(quads + p) + 4, pair + 8, 4);
-    }
+    for (int i = 0; i < kLanes; ++i) sum += sums[i];
+    write_quads(q, form, quads);
     const double d = static_cast<double>(max) / (127 * steps);
     out.scale[r] = static_cast<float>(d * kSlope);
     out.shift[r] = static_cast<float>(d * kCentredOffset * sum);
@@ -142,10 +187,15 @@ void rotate_rows(const uint16_t* svh, const float* z, int64_t rows, float* y, in
   alignas(64) float scales[kBlock];
   widen_scales(svh, scales);
   for (int64_t r = 0; r < rows; ++r) {
-    alignas(64) float v[kBlock];
+    Lanes v[kRegisters];
     std::memcpy(v, z + r * kBlock, sizeof v);
-    rotate128(reinterpret_cast<Lanes*>(v));
-    for (int c = 0; c < kBlock; ++c) y[r * stride + c] = v[c] * kHadamardScale * scales[c];
+    rotate128(v);
+    for (int i = 0; i < kRegisters; ++i) {
+      Lanes scale;
+      std::memcpy(&scale, scales + i * kLanes, sizeof scale);
+      scale = v[i] * kHadamardScale * scale;
+      std::memcpy(y + r * stride + i * kLanes, &scale, sizeof scale);
+    }
   }
 }
 

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "base/rng.h"
+#include "codec/int8_matmul_kernels.h"
 #include "codec/matmul.h"
 #include "bench/peer/golden_cases.h"
 
@@ -124,6 +125,30 @@ TEST(Int8Matmul, every_tier_equals_the_definition_at_every_width) {
     }
   }
 }
+
+#if defined(__x86_64__)
+// One of the two is this machine's choice; the other one must give the same bits where it can run.
+TEST(Int8Matmul, both_avx512_kernels_equal_the_definition) {
+  if (best_simd_tier() != SimdTier::kAvx512) GTEST_SKIP() << "no AVX-512";
+  ThreadPool pool(1);
+  for (int k2 : kWidths) {
+    const Exl3Tensor t = random_tensor(256, 256, k2);
+    for (int64_t rows : {1, 2, 3, 4, 5, 8, 15}) {
+      const std::vector<float> x = random_rows(rows * 256);
+      for (Int8Mode mode : kModes) {
+        const std::vector<float> expected = by_definition(t, x, mode);
+        for (const Int8Kernels* kernels : {&int8_kernels_avx512(), &int8_kernels_columns_avx512()}) {
+          std::vector<float> y(expected.size());
+          const Int8Job job{t.view(), x.data(), rows, y.data()};
+          int8_matmul_with(*kernels, pool, std::span(&job, 1), mode);
+          ASSERT_EQ(y, expected) << "K = " << width_text(k2) << ", " << rows << " rows, columns in lanes: "
+                                 << (kernels == &int8_kernels_columns_avx512());
+        }
+      }
+    }
+  }
+}
+#endif
 
 // Every path of the kernels: few rows as bytes or words, groups of rows, left-over rows.
 TEST(Int8Matmul, every_tier_equals_the_definition_at_every_number_of_rows) {
