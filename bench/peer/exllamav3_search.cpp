@@ -241,22 +241,32 @@ class Passes final : public TileSearch::Impl {
 }  // namespace
 
 SearchTier best_search_tier() {
-  static const SearchTier tier = has_fp16_instructions() ? SearchTier::kFp16 : SearchTier::kPortable;
-  return tier;
+  return usable_search_tiers().back();
 }
 
 std::vector<SearchTier> usable_search_tiers() {
-  if (best_search_tier() == SearchTier::kFp16) return {SearchTier::kPortable, SearchTier::kFp16};
-  return {SearchTier::kPortable};
+  static const std::vector<SearchTier> tiers = [] {
+    std::vector<SearchTier> usable = {SearchTier::kPortable};
+    if (has_avx512_instructions()) usable.push_back(SearchTier::kAvx512);
+    if (has_fp16_instructions()) usable.push_back(SearchTier::kFp16);
+    return usable;
+  }();
+  return tiers;
 }
 
 TileSearch::TileSearch(const SearchRules& rules) {
   CHECK(codec::is_width(rules.k2)) << rules.k2 << " half bits";
   CHECK(rules.k2 % 2 == 0 || !rules.stale_argmin) << "v1.4.1 has no half-bit widths";
-  if (rules.tier == SearchTier::kFp16) {
-    impl_ = std::make_unique<Passes<uint16_t>>(rules, fp16_step, kFp16Lanes);
-  } else {
-    impl_ = std::make_unique<Passes<float>>(rules, portable_step, 0);
+  switch (rules.tier) {
+    case SearchTier::kFp16:
+      impl_ = std::make_unique<Passes<uint16_t>>(rules, fp16_step, kFp16Lanes);
+      break;
+    case SearchTier::kAvx512:
+      impl_ = std::make_unique<Passes<uint16_t>>(rules, avx512_step, kFp16Lanes);
+      break;
+    case SearchTier::kPortable:
+      impl_ = std::make_unique<Passes<float>>(rules, portable_step, 0);
+      break;
   }
 }
 

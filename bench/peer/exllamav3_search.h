@@ -3,8 +3,8 @@
 //
 // Costs are fp16 numbers, every operation rounded once, accumulated over the 256 steps of a pass. v1.4.1 takes the
 // first pass's final node from the costs of the step before the last (the stale read); its 1.5 line reads the right
-// ones and has half-bit widths. Two tiers with equal results: AVX512-FP16 instructions, and fp32 with round-to-odd
-// anywhere else. Source: docs/formats/exl3.md, "Upstream's search"; EXL3 specification 4.1 to 4.3.
+// ones and has half-bit widths. Three tiers with equal results: AVX512-FP16 instructions, AVX-512 without them, and
+// portable fp32 with round-to-odd. Source: docs/formats/exl3.md, "Upstream's search"; EXL3 specification 4.1 to 4.3.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace espalier::peer {
 
-enum class SearchTier : uint8_t { kPortable, kFp16 };
+enum class SearchTier : uint8_t { kPortable, kAvx512, kFp16 };
 // The fastest tier of this machine, and all of them, slowest first.
 SearchTier best_search_tier();
 std::vector<SearchTier> usable_search_tiers();

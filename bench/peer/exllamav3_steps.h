@@ -14,7 +14,7 @@ namespace espalier::peer {
 template <typename T>
 using Step = void (*)(const T* prev, T* next, const T* table, T w);
 
-// Lanes go over g when there are enough groups, else over l (kLanes <= 2^A, fp16 tier only).
+// Lanes go over g when there are enough groups, else over l (kLanes <= 2^A, 16-bit tiers only).
 constexpr bool is_by_groups(int a, int b, int lanes) {
   return (1 << (16 - a - b)) >= lanes;
 }
@@ -37,5 +37,7 @@ constexpr int portable_lanes(int a, int b) {
 Step<float> portable_step(int a, int b);
 Step<uint16_t> fp16_step(int a, int b);  // costs, table and target as fp16 bits
 bool has_fp16_instructions();
+Step<uint16_t> avx512_step(int a, int b);  // the same layout and results without FP16 arithmetic
+bool has_avx512_instructions();
 
 }  // namespace espalier::peer

@@ -152,7 +152,11 @@ TEST_P(PeerSearch, awkward_tiles_equal_the_plain_restatement) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Tiers, PeerSearch, testing::ValuesIn(usable_search_tiers()),
-                         [](const auto& info) { return info.param == SearchTier::kFp16 ? "fp16" : "portable"; });
+                         [](const auto& info) {
+                           return info.param == SearchTier::kFp16     ? "fp16"
+                                  : info.param == SearchTier::kAvx512 ? "avx512"
+                                                                      : "portable";
+                         });
 
 }  // namespace
 }  // namespace espalier::peer
