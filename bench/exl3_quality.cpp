@@ -12,8 +12,8 @@
 //   build/release/bench/bench_exl3_quality --work build/exl3-quality --secondary --seeds 3
 //
 // Whoever chooses options of a preset looks at another data set (--panel models/pocket/data/sensitivity.jsonl), not at
-// the panel. A trial: --rows 8 --calibration-rows 8 --layers 1 --widths 2. Without AVX512-FP16 the peer's search takes
-// 60 times as long.
+// the panel. A trial: --rows 8 --calibration-rows 8 --layers 1 --widths 2. Without AVX512-FP16 the peer takes 5 times as
+// long (AVX-512) or 60 times.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>

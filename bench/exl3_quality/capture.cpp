@@ -47,6 +47,7 @@ Hessian hidden_hessian(const CallContext& context, const MoeInputs& inputs, cons
 // Per expert: routed Hessian of w1 and w3, of w2, and the all-token one of w2 (empty when not wanted).
 struct ExpertHessians {
   std::vector<double> w13, w2, all_w2;
+  double effective_w13 = 0, effective_w2 = 0;
 };
 
 std::vector<ExpertHessians> expert_hessians(const CallContext& context, const BlockCapture& capture,
@@ -71,10 +72,13 @@ std::vector<ExpertHessians> expert_hessians(const CallContext& context, const Bl
       HessianAccumulator accumulator(inputs.d_model);
       add_rows(context.pool, inputs, mine.tokens, scale.data(), &accumulator);
       ExpertHessians& h = out[static_cast<size_t>(e)];
-      h.w13 = blend_with_prior(accumulator.finish(context.pool), prior, n0_w13).values;
+      Hessian of_w13 = accumulator.finish(context.pool);
+      Hessian of_w2 = hidden_hessian(context, inputs, expert, mine.tokens, scale.data());
+      h.effective_w13 = of_w13.effective_rows();
+      h.effective_w2 = of_w2.effective_rows();
+      h.w13 = blend_with_prior(std::move(of_w13), prior, n0_w13).values;
       const HessianPrior hidden_prior = make_prior(hidden_hessian(context, inputs, expert, sample, nullptr));
-      h.w2 = blend_with_prior(hidden_hessian(context, inputs, expert, mine.tokens, scale.data()), hidden_prior, n0_w2)
-                 .values;
+      h.w2 = blend_with_prior(std::move(of_w2), hidden_prior, n0_w2).values;
       if (all_tokens) h.all_w2 = make_prior(hidden_hessian(context, inputs, expert, everyone, nullptr)).mean;
       progress.advance(1, prefix + "ffn.experts." + std::to_string(e));
     }
@@ -122,6 +126,7 @@ Status capture(const WeightLoader& loader, const std::vector<DatasetRow>& calibr
       ExpertHessians& h = hessians[static_cast<size_t>(m.spec.expert)];
       const bool is_w2 = m.spec.kind == MatrixKind::kExpertW2;
       m.routed = is_w2 ? std::move(h.w2) : h.w13;
+      m.effective_tokens = is_w2 ? h.effective_w2 : h.effective_w13;
       m.all_tokens = shared;
       if (is_w2 && options.all_tokens) {
         set.storage.push_back(std::move(h.all_w2));
@@ -148,10 +153,13 @@ Status load_weights(const WeightLoader& loader, ThreadPool& pool, ExpertSet& set
   return ok_status();
 }
 
-// One flat array: routed Hessians of all matrices, then, when captured, the all-token ones.
+// One flat array: effective tokens and routed Hessians of all matrices, then, when captured, the all-token ones.
 std::vector<double> flatten(const ExpertSet& set, bool all_tokens) {
   std::vector<double> out;
-  for (const ExpertMatrix& m : set.matrices) out.insert(out.end(), m.routed.begin(), m.routed.end());
+  for (const ExpertMatrix& m : set.matrices) {
+    out.push_back(m.effective_tokens);
+    out.insert(out.end(), m.routed.begin(), m.routed.end());
+  }
   for (const ExpertMatrix& m : set.matrices) {
     if (all_tokens) out.insert(out.end(), m.all_tokens, m.all_tokens + m.spec.in * m.spec.in);
   }
@@ -161,6 +169,7 @@ std::vector<double> flatten(const ExpertSet& set, bool all_tokens) {
 void unflatten(const std::vector<double>& values, bool all_tokens, ExpertSet& set) {
   const double* at = values.data();
   for (ExpertMatrix& m : set.matrices) {
+    m.effective_tokens = *at++;
     m.routed.assign(at, at + m.spec.in * m.spec.in);
     at += m.spec.in * m.spec.in;
   }
@@ -183,10 +192,11 @@ Result<ExpertSet> load_experts(const WeightLoader& loader, const std::vector<Dat
   RETURN_IF_ERROR(load_weights(loader, pool, set));
   set.storage.reserve(2 * set.matrices.size());  // all_tokens points into the vectors; keep them where they are
   ASSIGN_OR_RETURN(const std::string model, model_identity(loader.dir()));
-  set.identity = "model " + model + " calibration " + dataset_content_sha256(calibration) + " routed 2 prior 1/4 kvq";
+  set.identity = "model " + model + " calibration " + dataset_content_sha256(calibration) + " routed 2 prior 1/4 kvq, with effective tokens";
   size_t count = 0;
   for (const ExpertMatrix& m : set.matrices) count += static_cast<size_t>(m.spec.in * m.spec.in);
   if (options.all_tokens) count *= 2;
+  count += set.matrices.size();
   const std::string key =
       set.identity + " layers " + std::to_string(set.n_layers) + (options.all_tokens ? " all tokens" : "");
   const auto path = cache / ("hessians-" + sha256_hex(key).substr(0, 16) + ".bin");

@@ -25,6 +25,7 @@ struct ExpertMatrix {
   MatrixSpec spec;
   std::vector<float> weight;           // [in, out]
   std::vector<double> routed;          // [in, in]
+  double effective_tokens = 0;         // effective sample size of what the routed one was made of, without the prior
   const double* all_tokens = nullptr;  // [in, in], or null when not captured; w1 and w3 of a layer share one
 };
 

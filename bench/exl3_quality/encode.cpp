@@ -9,6 +9,7 @@
 #include "base/rng.h"
 #include "bench/exl3_quality/cache.h"
 #include "bench/peer/exllamav3_quantizer.h"
+#include "stages/quantize/hessian.h"
 
 namespace espalier::quality {
 namespace {
@@ -49,7 +50,7 @@ Result<std::string> fingerprint(const Arm& arm, int k2, ThreadPool& pool) {
     }
   }
   ASSIGN_OR_RETURN(const Exl3Tensor tensor, encode_one(arm, k2, codec::Codebook::kMul1, "fingerprint", weight.data(),
-                                                       kSize, kSize, hessian.data(), pool));
+                                                       kSize, kSize, hessian.data(), std::nullopt, pool));
   Sha256 digest;
   digest_tensor(digest, tensor);
   return digest.finish_hex();
@@ -95,7 +96,7 @@ Status encode_range(const Arm& arm, int k2, const ExpertSet& experts, size_t fir
       const ExpertMatrix& m = experts.matrices[first + static_cast<size_t>(i)];
       const double* hessian = arm.all_tokens ? m.all_tokens : m.routed.data();
       Result<Exl3Tensor> tensor = encode_one(arm, k2, codec::Codebook::kMul1, m.spec.stem, m.weight.data(), m.spec.in,
-                                             m.spec.out, hessian, pool);
+                                             m.spec.out, hessian, default_damping(m.effective_tokens, m.spec.in), pool);
       if (!tensor.ok()) {
         outcome[static_cast<size_t>(i)] = std::move(tensor).error();
         return;
@@ -139,13 +140,15 @@ Result<Arm> arm_from_name(const std::string& name) {
 }
 
 Result<Exl3Tensor> encode_one(const Arm& arm, int k2, codec::Codebook codebook, const std::string& name,
-                              const float* weight, int64_t k, int64_t n, const double* hessian, ThreadPool& pool) {
+                              const float* weight, int64_t k, int64_t n, const double* hessian,
+                              std::optional<double> damping, ThreadPool& pool) {
   if (arm.kind == Arm::Kind::kOurs) {
     codec::QuantizeOptions options = codec::quantize_preset(arm.preset);
     options.k2 = k2;
     options.codebook = codebook;
     options.seed = arm.seed;
     options.name = name;
+    if (damping) options.damping = *damping;
     ASSIGN_OR_RETURN(codec::QuantizedMatrix q, codec::quantize_matrix(weight, k, n, hessian, options, pool));
     return std::move(q.tensor);
   }

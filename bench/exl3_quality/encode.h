@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,10 +29,10 @@ struct Arm {
 // Errors: invalid_argument naming the arm.
 Result<Arm> arm_from_name(const std::string& name);
 
-// One matrix; deterministic. Errors: those of codec::quantize_matrix.
+// One matrix; deterministic. damping: of ours; absent: the preset's. Errors: those of codec::quantize_matrix.
 Result<codec::Exl3Tensor> encode_one(const Arm& arm, int k2, codec::Codebook codebook, const std::string& name,
                                      const float* weight, int64_t k, int64_t n, const double* hessian,
-                                     ThreadPool& pool);
+                                     std::optional<double> damping, ThreadPool& pool);
 
 struct EncodedSet {
   std::vector<codec::Exl3Tensor> tensors;  // in the order of ExpertSet::matrices
