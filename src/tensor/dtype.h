@@ -13,6 +13,8 @@ enum class DType : uint8_t { kBool, kU8, kI8, kI16, kU16, kI32, kU32, kI64, kU64
 int64_t dtype_size_bytes(DType dtype);
 // "F8_E4M3", "BF16", …
 std::string_view dtype_name(DType dtype);
+// "torch.float8_e4m3fn", …: the names in exllamav3's tensor_storage.
+std::string_view dtype_torch_name(DType dtype);
 // Absent for a name that is not one of ours.
 std::optional<DType> dtype_from_name(std::string_view name);
 

@@ -82,6 +82,59 @@ TEST_F(TensorIndexTest, files_may_live_in_another_named_folder) {
   EXPECT_TRUE(TensorIndex::open(dir_, {dir_ / "other"}).ok());
 }
 
+TEST_F(TensorIndexTest, absent_tensors_may_be_borrowed_by_name_and_present_ones_are_not_replaced) {
+  shard("a.safetensors", {"x"});
+  index(R"({"x":"a.safetensors"})");
+  shard("other/e.safetensors", {"x", "engram.table", "vision"});
+  shard("other/f.safetensors", {"nothing"});
+  IndexOptions options;
+  options.extra_dirs = {dir_ / "other"};
+  options.may_borrow = [](const TensorIndex&, const std::string& name) { return name == "engram.table" || name == "x"; };
+  const auto r = TensorIndex::open(dir_, options);
+  ASSERT_TRUE(r.ok()) << r.error().message();
+  EXPECT_EQ(r->names(), (std::vector<std::string>{"engram.table", "x"}));
+  EXPECT_EQ(r->file_of("x"), dir_ / "a.safetensors");
+  EXPECT_EQ(r->file_of("engram.table"), dir_ / "other/e.safetensors");
+  EXPECT_EQ(r->files().size(), 2u);
+}
+
+TEST_F(TensorIndexTest, a_side_file_is_read_besides_the_map_and_must_not_repeat_it) {
+  shard("a.safetensors", {"x"});
+  index(R"({"x":"a.safetensors"})");
+  shard("side.safetensors", {"y"});
+  IndexOptions options;
+  options.side_files = {"side.safetensors", "absent.safetensors"};
+  EXPECT_FALSE(TensorIndex::open(dir_)->contains("y"));
+  EXPECT_TRUE(TensorIndex::open(dir_, options)->contains("y"));
+  shard("side.safetensors", {"x"});
+  EXPECT_FALSE(TensorIndex::open(dir_, options).ok());
+}
+
+TEST_F(TensorIndexTest, missing_files_and_tensors_outside_the_map_are_noted_when_asked) {
+  shard("a.safetensors", {"x", "stray"});
+  ASSERT_TRUE(write_text_file(dir_ / "model.safetensors.index.json",
+                              R"({"metadata":{"total_size":8},"weight_map":{"x":"a.safetensors","q":"gone.safetensors"}})")
+                  .ok());
+  IndexOptions options;
+  options.allow_missing_files = true;
+  const auto r = TensorIndex::open(dir_, options);
+  ASSERT_TRUE(r.ok()) << r.error().message();
+  EXPECT_EQ(r->missing_files(), (std::vector<std::pair<std::string, size_t>>{{"gone.safetensors", 1}}));
+  EXPECT_EQ(r->unmapped(), (std::vector<std::string>{"a.safetensors: stray"}));
+  EXPECT_EQ(r->declared_bytes(), 8u);
+}
+
+TEST_F(TensorIndexTest, loops_of_links_and_empty_files_are_refused_by_name) {
+  fs::create_symlink("b.safetensors", dir_ / "a.safetensors");
+  fs::create_symlink("a.safetensors", dir_ / "b.safetensors");
+  expect_refused(StatusCode::kNotFound, "a.safetensors");
+  index(R"({"x":"a.safetensors"})");
+  expect_refused(StatusCode::kDataLoss, "loop of symbolic links");
+  fs::remove(dir_ / "a.safetensors");
+  ASSERT_TRUE(write_text_file(dir_ / "a.safetensors", "").ok());
+  expect_refused(StatusCode::kDataLoss, "a.safetensors': 0 bytes");
+}
+
 TEST_F(TensorIndexTest, wrong_dtype_or_shape_says_expected_and_found) {
   shard("a.safetensors", {"x"});
   const auto r = TensorIndex::open(dir_);
