@@ -24,7 +24,7 @@ Json to_json(const Inventory& inventory) {
   }
   Json bytes = Json::object();
   for (const auto& [part, size] : inventory.bytes_by_part) bytes[part] = size;
-  return {{"family", inventory.family},
+  return {{"family", layout_name(inventory.layout)},
           {"n_tensors", inventory.n_tensors},
           {"n_files", inventory.n_files},
           {"bytes", inventory.bytes},
@@ -34,7 +34,10 @@ Json to_json(const Inventory& inventory) {
           {"n_exl3", inventory.n_exl3},
           {"widths", widths},
           {"missing", inventory.missing},
-          {"unexpected", inventory.unexpected}};
+          {"unexpected", inventory.unexpected},
+          {"missing_files", inventory.missing_files},
+          {"notes", inventory.notes},
+          {"problems", inventory.problems}};
 }
 
 void print_list(const char* title, const std::vector<std::string>& names) {
@@ -43,7 +46,7 @@ void print_list(const char* title, const std::vector<std::string>& names) {
 }
 
 void print_text(const std::string& dir, const Inventory& inventory) {
-  std::printf("%s: family %s, %ld tensors in %ld files, %.1f MB\n", dir.c_str(), inventory.family.c_str(),
+  std::printf("%s: family %s, %ld tensors in %ld files, %.1f MB\n", dir.c_str(), std::string(layout_name(inventory.layout)).c_str(),
               static_cast<long>(inventory.n_tensors), static_cast<long>(inventory.n_files),
               static_cast<double>(inventory.bytes) / 1e6);
   if (inventory.n_exl3 > 0) {

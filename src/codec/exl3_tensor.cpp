@@ -56,7 +56,7 @@ Status check_scale(std::string_view name, std::string_view part, const std::opti
 
 // The marker's value is informational, but another multiplier would mean another codebook.
 Status check_marker(std::string_view name, std::string_view part, const ConstView& view, uint32_t multiplier) {
-  if (view.dtype != DType::kI32 || !view.shape.empty()) {
+  if (view.dtype != DType::kI32 || !(view.shape.empty() || view.shape == Shape{1})) {
     return wrong(name, part, "expected a scalar I32, found " + found_text(view));
   }
   uint32_t value;

@@ -345,19 +345,8 @@ void refuse_unknown_values(Reader& root, Reader& text, bool is_flat) {
   text.only("num_hash_layers", 0);
 }
 
-void read_quantization(Reader& r, const Json& root, Config& c) {
-  const auto it = root.find("quantization_config");
-  if (it == root.end() || it->is_null()) return;
-  if (!it->is_object()) return r.fail("quantization_config", "an object", shorten(dump_json(*it)));
-  const auto method = it->find("quant_method");
-  if (method == it->end() || !method->is_string()) {
-    return r.fail("quantization_config.quant_method", "a string",
-                  method == it->end() ? "no such key" : shorten(dump_json(*method)));
-  }
-  const std::string name = method->get<std::string>();
-  if (name == "exl3" || name == "deepseek_v41_exl3") return;  // widths come from the tensors themselves
-  if (name != "fp8") return r.refuse("quantization_config.quant_method", "fp8 or exl3", name);
-  Reader q(*it, "quantization_config", false);
+void read_fp8_format(Reader& r, const Json& object, Config& c) {
+  Reader q(object, "quantization_config", false);
   q.only("scale_fmt", "ue8m0");
   q.only("expert_dtype", "fp4");
   q.only("activation_scheme", "dynamic");
@@ -370,6 +359,29 @@ void read_quantization(Reader& r, const Json& root, Config& c) {
   }
   c.fp8_block_rows = block[0];
   c.fp8_block_cols = block[1];
+}
+
+void read_quantization(Reader& r, const Json& root, Config& c) {
+  const auto it = root.find("quantization_config");
+  if (it == root.end() || it->is_null()) return;
+  if (!it->is_object()) return r.fail("quantization_config", "an object", shorten(dump_json(*it)));
+  const auto method = it->find("quant_method");
+  if (method == it->end() || !method->is_string()) {
+    return r.fail("quantization_config.quant_method", "a string",
+                  method == it->end() ? "no such key" : shorten(dump_json(*method)));
+  }
+  const std::string name = method->get<std::string>();
+  if (name == "exl3" || name == "deepseek_v41_exl3") {
+    // Widths come from the tensors themselves; what stayed FP8 keeps the blocks of the checkpoint.
+    const auto original = it->find("original_quantization_config");
+    if (original == it->end() || !original->is_object() || !original->contains("quant_method") ||
+        (*original)["quant_method"] != "fp8") {
+      return;
+    }
+    return read_fp8_format(r, *original, c);
+  }
+  if (name != "fp8") return r.refuse("quantization_config.quant_method", "fp8 or exl3", name);
+  read_fp8_format(r, *it, c);
 }
 
 }  // namespace

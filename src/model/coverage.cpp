@@ -66,17 +66,41 @@ class Checker {
     }
   }
 
+  Status wrong(const std::string& name, const std::string& expected) {
+    const ConstView view = *index_.find(name);
+    return data_loss(index_.file_of(name).string() + ": tensor '" + name + "': expected " + expected + ", found " +
+                     describe(view.dtype, view.shape) + "; do config.json and the weights belong together?");
+  }
+
+  // One scale vector of a trellis: 16-bit floats, or the packed signs of old files.
+  Status scale_vector(const std::string& name, const std::string& packed, int64_t size) {
+    if (index_.contains(name) || !index_.contains(packed)) return expect(name, {DType::kF16}, {size});
+    return expect(packed, {DType::kI16}, {size / 16});
+  }
+
   Status exl3(const MatrixSpec& spec, const std::string& stem) {
-    const std::optional<ConstView> trellis = index_.find(stem + ".trellis");
-    const Shape& s = trellis->shape;
-    if ((trellis->dtype != DType::kI16 && trellis->dtype != DType::kU16) || s.size() != 3 || s[0] * 16 != spec.in ||
+    const std::string name = stem + ".trellis";
+    const ConstView trellis = *index_.find(name);
+    const Shape& s = trellis.shape;
+    const bool is_width = s.size() == 3 && s[2] >= 16 && s[2] <= 128 && s[2] % 8 == 0;
+    if ((trellis.dtype != DType::kI16 && trellis.dtype != DType::kU16) || !is_width || s[0] * 16 != spec.in ||
         s[1] * 16 != spec.out) {
-      return data_loss(index_.file_of(stem + ".trellis").string() + ": tensor '" + stem + ".trellis': expected I16 [" +
-                       std::to_string(spec.in / 16) + ", " + std::to_string(spec.out / 16) + ", 16*bits], found " +
-                       describe(trellis->dtype, s));
+      return wrong(name, "I16 [" + std::to_string(spec.in / 16) + ", " + std::to_string(spec.out / 16) + ", 16*bits]");
     }
-    for (const char* part : {".trellis", ".suh", ".svh", ".mul1", ".mcg", ".su", ".sv"}) {
-      if (index_.contains(stem + part)) used_.insert(stem + part);
+    used_.insert(name);
+    RETURN_IF_ERROR(scale_vector(stem + ".suh", stem + ".su", spec.in));
+    RETURN_IF_ERROR(scale_vector(stem + ".svh", stem + ".sv", spec.out));
+    for (const char* marker : {".mul1", ".mcg"}) {
+      const std::optional<ConstView> view = index_.find(stem + marker);
+      if (!view) continue;
+      if (view->dtype != DType::kI32 || view->size() != 1 || view->shape.size() > 1) {
+        return wrong(stem + marker, "one I32");
+      }
+      used_.insert(stem + marker);
+    }
+    if (index_.contains(stem + ".mul1") && index_.contains(stem + ".mcg")) {
+      return data_loss(index_.file_of(name).string() + ": tensor '" + stem +
+                       ".mul1': expected at most one codebook marker, found mcg beside it; the file is damaged");
     }
     note_copy(native_name(spec));
     const std::string native = native_name(spec);
@@ -122,8 +146,7 @@ std::string first_names(const std::vector<std::string>& names) {
 }  // namespace
 
 std::string native_name(const MatrixSpec& spec) {
-  if (spec.kind == MatrixKind::kWoA) return spec.stem.substr(0, spec.stem.find(".slice.")) + ".weight";
-  return spec.stem + ".weight";
+  return module_stem(spec) + ".weight";
 }
 
 std::string exl3_stem(const TensorIndex& index, const MatrixSpec& spec) {

@@ -155,6 +155,84 @@ std::vector<TensorSpec> plain_tensors(const Config& config) {
   return out;
 }
 
+std::string_view matrix_part(const MatrixSpec& spec, int n_layers) {
+  if (spec.block >= n_layers || spec.kind == MatrixKind::kMainProj) return "drafter";
+  switch (spec.kind) {
+    case MatrixKind::kWqA:
+    case MatrixKind::kWqB:
+    case MatrixKind::kWkv:
+    case MatrixKind::kWoA:
+    case MatrixKind::kWoB:
+      return "attention";
+    case MatrixKind::kCompressorWkv:
+    case MatrixKind::kCompressorWgate:
+    case MatrixKind::kIndexerWqB:
+    case MatrixKind::kIndexerWk:
+      return "index";
+    case MatrixKind::kExpertW1:
+    case MatrixKind::kExpertW3:
+    case MatrixKind::kExpertW2:
+      return "routed";
+    case MatrixKind::kSharedW1:
+    case MatrixKind::kSharedW3:
+    case MatrixKind::kSharedW2:
+      return "shared";
+    case MatrixKind::kEngramWkv:
+      return "engram";
+    case MatrixKind::kHead:
+      return "head";
+    case MatrixKind::kMainProj:
+      return "drafter";
+  }
+  return "drafter";
+}
+
+std::string module_stem(const MatrixSpec& spec) {
+  return spec.kind == MatrixKind::kWoA ? spec.stem.substr(0, spec.stem.find(".slice.")) : spec.stem;
+}
+
+std::string projection_name(const MatrixSpec& spec) {
+  switch (spec.kind) {
+    case MatrixKind::kWqA:
+      return "attn.wq_a";
+    case MatrixKind::kWqB:
+      return "attn.wq_b";
+    case MatrixKind::kWkv:
+      return "attn.wkv";
+    case MatrixKind::kWoA:
+      return "attn.wo_a";
+    case MatrixKind::kWoB:
+      return "attn.wo_b";
+    case MatrixKind::kCompressorWkv:
+      return "attn.compressor.wkv";
+    case MatrixKind::kCompressorWgate:
+      return "attn.compressor.wgate";
+    case MatrixKind::kIndexerWqB:
+      return "attn.indexer.wq_b";
+    case MatrixKind::kIndexerWk:
+      return "attn.indexer.wk";
+    case MatrixKind::kExpertW1:
+      return "ffn.experts.w1";
+    case MatrixKind::kExpertW3:
+      return "ffn.experts.w3";
+    case MatrixKind::kExpertW2:
+      return "ffn.experts.w2";
+    case MatrixKind::kSharedW1:
+      return "ffn.shared_experts.w1";
+    case MatrixKind::kSharedW3:
+      return "ffn.shared_experts.w3";
+    case MatrixKind::kSharedW2:
+      return "ffn.shared_experts.w2";
+    case MatrixKind::kEngramWkv:
+      return "engram.wkv";
+    case MatrixKind::kHead:
+      return "head";
+    case MatrixKind::kMainProj:
+      return "main_proj";
+  }
+  return spec.stem;
+}
+
 bool is_ignored_name(std::string_view name) {
   for (std::string_view prefix : {"vision.", "aligner.", "image_start", "image_end", "image_newline"}) {
     if (name.substr(0, prefix.size()) == prefix) return true;

@@ -70,6 +70,13 @@ std::vector<MatrixSpec> quantizable_matrices(const Config& config);
 // Everything else.
 std::vector<TensorSpec> plain_tensors(const Config& config);
 
+// The part of the network that a matrix belongs to: "routed", "shared", "attention", "index", "engram", "head", "drafter".
+std::string_view matrix_part(const MatrixSpec& spec, int n_layers);
+// Stem without the group of a wo_a slice: the module that `dense` maps of packs name, and the native tensor's stem.
+std::string module_stem(const MatrixSpec& spec);
+// Name within its block, without expert and group: "attn.wq_a", "attn.wo_a", "ffn.experts.w1", "main_proj"; "head".
+std::string projection_name(const MatrixSpec& spec);
+
 // Names that a loader accepts without using them: vision tower, aligner, image markers.
 bool is_ignored_name(std::string_view name);
 

@@ -6,6 +6,8 @@
 #include "codec/exl3_tensor.h"
 #include "format/tensor_index.h"
 #include "model/coverage.h"
+#include "model/folder.h"
+#include "model/pack_metadata.h"
 #include "tensor/float_formats.h"
 #include "text/engram_map.h"
 #include "text/tokenizer.h"
@@ -117,11 +119,18 @@ Result<WeightLoader> WeightLoader::open(const std::string& dir, const LoadOption
   impl->dir = dir;
   impl->options = options;
   ASSIGN_OR_RETURN(impl->config, load_config(dir));
-  std::vector<std::filesystem::path> extra;
-  if (!options.engram_dir.empty()) extra.emplace_back(options.engram_dir);
-  ASSIGN_OR_RETURN(TensorIndex index, TensorIndex::open(dir, extra));
+  ASSIGN_OR_RETURN(TensorIndex index, open_model_index(dir, options.engram_dir));
   impl->index = std::make_shared<const TensorIndex>(std::move(index));
   ASSIGN_OR_RETURN(impl->coverage, require_coverage(*impl->index, impl->config));
+  ASSIGN_OR_RETURN(const PackMetadata metadata,
+                   check_pack_metadata(*impl->index, impl->config, MetadataDepth::kDeclarations));
+  if (!metadata.problems.empty()) {
+    return data_loss(dir + ": " + metadata.problems.front() +
+                     (metadata.problems.size() > 1
+                          ? " (and " + std::to_string(metadata.problems.size() - 1) + " more like it)"
+                          : "") +
+                     "; side files and shards do not belong together, fetch the pack again or see 'espalier verify'");
+  }
   const EngramConfig& engram = impl->config.engram;
   if (!engram.layers.empty()) {
     ASSIGN_OR_RETURN(impl->hashes, make_engram_hashes(impl->config));
