@@ -20,6 +20,8 @@ void add_eval(CommandTable&);
 void add_generate(CommandTable&);
 void add_serve(CommandTable&);
 void add_inspect(CommandTable&);
+void add_convert(CommandTable&);
+void add_verify(CommandTable&);
 
 namespace {
 
@@ -70,6 +72,12 @@ int run(int argc, char** argv) {
 #endif
 #ifdef ESPALIER_HAS_QUANTIZE
   add_quantize(table);
+#endif
+#ifdef ESPALIER_HAS_CONVERT
+  add_convert(table);
+#endif
+#ifdef ESPALIER_HAS_VERIFY
+  add_verify(table);
 #endif
 #ifdef ESPALIER_HAS_EVAL
   add_eval(table);

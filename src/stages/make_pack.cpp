@@ -17,25 +17,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-Status check_paths(const MakePackOptions& options) {
-  std::error_code ec;
-  const fs::path source = fs::weakly_canonical(options.checkpoint, ec);
-  const fs::path out = fs::weakly_canonical(options.out, ec);
-  if (options.out.empty()) return invalid_argument("--out: expected the name of a new folder, found an empty name");
-  if (source == out)
-    return failed_precondition("output '" + options.out.string() + "' is the checkpoint itself; choose another name");
-  const fs::path inside = out.lexically_relative(source);
-  if (!inside.empty() && *inside.begin() != "..") {
-    return failed_precondition("output '" + options.out.string() +
-                               "' lies inside the checkpoint's folder; choose a place outside it");
-  }
-  if (fs::exists(fs::symlink_status(options.out, ec))) {
-    return failed_precondition("output '" + options.out.string() +
-                               "' exists already; choose another name or remove it");
-  }
-  return ok_status();
-}
-
 std::string matrix_line(const MatrixRecord& r) {
   Json line;
   line["name"] = r.stem;
@@ -200,7 +181,7 @@ Status build(const MakePackOptions& options, const WeightLoader& loader, const D
   }
   facts.calibration_rows = details.rows;
   facts.calibration_cols = details.longest_row;
-  RETURN_IF_ERROR(write_pack_description(dir, options.checkpoint, facts));
+  RETURN_IF_ERROR(write_pack_description(dir, options.checkpoint, Layout::kExllamav3, facts));
   ASSIGN_OR_RETURN(const std::vector<std::string> side_files, copy_side_files(options.checkpoint, dir));
   RETURN_IF_ERROR(check_streamed(options, dir, details, pool));
   std::string lines;
@@ -218,7 +199,7 @@ Status build(const MakePackOptions& options, const WeightLoader& loader, const D
 
 Result<MakePackReport> make_pack(const MakePackOptions& options, Progress& progress, ThreadPool& pool) {
   RETURN_IF_ERROR(check_options(options.quantize));
-  RETURN_IF_ERROR(check_paths(options));
+  RETURN_IF_ERROR(check_new_folder(options.out, options.checkpoint, "checkpoint"));
   // The cheap inputs first, so that a wrong one costs seconds.
   ASSIGN_OR_RETURN(Dataset data, load_dataset(options.data));
   LoadOptions load;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "base/file.h"
 #include "base/hash.h"
@@ -71,6 +72,70 @@ std::string source_lock_json(const std::vector<FileRecord>& files) {
     doc["files"].push_back(std::move(entry));
   }
   return dump_json(doc, 1) + "\n";
+}
+
+Result<std::vector<FileRecord>> parse_source_lock(std::string_view json_text, std::string_view what) {
+  const std::string where(what);
+  ASSIGN_OR_RETURN(const Json json, parse_json(json_text, what));
+  if (!json.is_object() || !json.contains("files") || !json["files"].is_array() || json["files"].empty()) {
+    return data_loss(where + ": expected an object with a list 'files'");
+  }
+  std::vector<FileRecord> out;
+  std::set<std::string> names;
+  for (const Json& entry : json["files"]) {
+    const auto text = [&](const char* key) {
+      const auto it = entry.is_object() ? entry.find(key) : entry.end();
+      return it != entry.end() && it->is_string() ? it->get<std::string>() : std::string();
+    };
+    FileRecord record;
+    record.name = text("name");
+    record.sha256 = text("sha256");
+    record.header_sha256 = text("header_sha256");
+    const std::string here = where + ": file " + std::to_string(out.size());
+    if (record.name.empty() || record.name.find('/') != std::string::npos || record.name == "." || record.name == ".." ||
+        record.name.find('\\') != std::string::npos || record.name.find('\0') != std::string::npos) {
+      return data_loss(here + ": expected the name of a file in the checkpoint's folder, found '" + record.name + "'");
+    }
+    if (!names.insert(record.name).second) return data_loss(here + ": '" + record.name + "' is listed twice");
+    const auto size = entry.find("size");
+    if (record.sha256.size() != 64 || size == entry.end() || !size->is_number_unsigned()) {
+      return data_loss(here + " ('" + record.name + "'): expected a size and 64 hex digits of sha256");
+    }
+    record.size_bytes = size->get<uint64_t>();
+    out.push_back(std::move(record));
+  }
+  return out;
+}
+
+Result<std::vector<std::string>> check_source_lock(const fs::path& dir, const fs::path& engram_dir,
+                                                   const std::vector<FileRecord>& lock, Progress& progress) {
+  std::vector<std::string> problems;
+  std::set<std::string> locked;
+  progress.begin("source lock", static_cast<int64_t>(lock.size()));
+  for (const FileRecord& record : lock) {
+    if (progress.is_cancelled()) return cancelled("stopped while hashing the checkpoint");
+    locked.insert(record.name);
+    std::error_code ec;
+    const bool is_elsewhere = !fs::exists(dir / record.name, ec) && !engram_dir.empty();
+    const Result<MappedFile> file = MappedFile::open((is_elsewhere ? engram_dir : dir) / record.name);
+    const std::string where = "'" + record.name + "': ";
+    if (!file.ok()) {
+      problems.push_back(where + "is in the lock and cannot be read: " + file.error().message());
+    } else if (file->bytes().size() != record.size_bytes) {
+      problems.push_back(where + std::to_string(file->bytes().size()) + " bytes, the lock says " +
+                         std::to_string(record.size_bytes));
+    } else if (!record.header_sha256.empty() && sha256_hex(header_bytes(file->bytes())) != record.header_sha256) {
+      problems.push_back(where + "its header is not the one that was locked");
+    } else if (const std::string found = sha256_hex(file->bytes()); found != record.sha256) {
+      problems.push_back(where + "sha256 " + found + ", the lock says " + record.sha256);
+    }
+    progress.advance(1, record.name);
+  }
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, model_files(dir));
+  for (const std::string& name : names) {
+    if (locked.count(name) == 0) problems.push_back("'" + name + "' is not in the lock");
+  }
+  return problems;
 }
 
 Result<std::string> model_identity(const fs::path& dir) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/progress.h"
@@ -27,6 +28,16 @@ Result<std::vector<FileRecord>> lock_files(const std::filesystem::path& dir, Pro
 
 // {"schema": "espalier-source-lock-1", "files": [...]}
 std::string source_lock_json(const std::vector<FileRecord>& files);
+
+// Reads source.lock.json back. Errors: data_loss naming `what`, the entry, expected and found; names that are no plain file
+// names. Threads: pure; fuzz target pack_records_fuzz.cpp.
+Result<std::vector<FileRecord>> parse_source_lock(std::string_view json_text, std::string_view what);
+
+// Holds a checkpoint's folder against a lock: one line per file that is missing, has another size, header or digest, and per
+// model file that the lock does not name. engram_dir: another folder with some of the files; empty: none. Errors: cancelled.
+Result<std::vector<std::string>> check_source_lock(const std::filesystem::path& dir,
+                                                   const std::filesystem::path& engram_dir,
+                                                   const std::vector<FileRecord>& lock, Progress& progress);
 
 // Identity of a model folder from headers only: sha256 over name, size and header bytes of every *.safetensors file and
 // over config.json. Changes with any requantization (digests of shapes, names, sizes), costs milliseconds.

@@ -56,7 +56,7 @@ TEST(Pack, the_description_lists_every_tensor_with_its_shard_width_and_codebook)
   facts.head_bits = 6;
   facts.calibration_rows = 7;
   facts.calibration_cols = 99;
-  ASSERT_TRUE(write_pack_description(dir / "pack", dir / "source", facts).ok());
+  ASSERT_TRUE(write_pack_description(dir / "pack", dir / "source", Layout::kExllamav3, facts).ok());
 
   const Json config = read_json_file(dir / "pack/config.json").value();
   EXPECT_EQ(config["model_type"], "deepseek_v41");

@@ -1,0 +1,463 @@
+"""Packs through the real binary: convert between all layouts, verify, inspect, and every kind of damage refused by name.
+
+One pack of a small checkpoint is encoded once. Oracles: an independent parse of every shard (small_checkpoint.py), sha256sum, and where
+they can be imported the official safetensors library (ESPALIER_ORACLE_PYTHON names an interpreter that has it; oracle tests run it).
+ESPALIER_POCKET_FULL=1 uses the bundled pocket model instead of the small checkpoint. Environment: ESPALIER_BIN, ESPALIER_SOURCE_DIR.
+"""
+import json
+import os
+import pathlib
+import random
+import shutil
+import struct
+import subprocess
+import tempfile
+import unittest
+
+import small_checkpoint as small
+
+BIN = os.environ["ESPALIER_BIN"]
+SOURCE = pathlib.Path(os.environ["ESPALIER_SOURCE_DIR"])
+GOLDEN = SOURCE / "tests/golden/model/tiny-a"
+FULL = os.environ.get("ESPALIER_POCKET_FULL") == "1"
+LAYOUTS = ("exllamav3", "vllm", "tensorfold")
+
+
+def run(*arguments):
+    return subprocess.run([BIN, *map(str, arguments)], capture_output=True, text=True, timeout=900)
+
+
+def result(*arguments, code=0):
+    r = run(*arguments, "--json", "--quiet")
+    assert r.returncode == code, f"{arguments}: exit code {r.returncode}: {r.stderr}{r.stdout}"
+    return json.loads(r.stdout)
+
+
+def tensors_of(pack):
+    out = {}
+    for path in sorted(pack.glob("*.safetensors")):
+        for name, value in small.read_tensors(path).items():
+            assert name not in out, f"{name} is stored twice"
+            out[name] = value
+    return out
+
+
+class Packs(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.tmp = tempfile.TemporaryDirectory()
+        cls.root = pathlib.Path(cls.tmp.name)
+        cls.b = cls.root / "b"
+        if FULL:
+            cls.model = SOURCE / "models/pocket"
+            cls.data = cls.model / "data/calibration.jsonl"
+            result("quantize", cls.model, "--bits", "3", "--head-bits", "4", "--data", cls.data, "--rows", "8", "--out", cls.b)
+        else:
+            cls.model = small.write_checkpoint(GOLDEN, cls.root / "model")
+            cls.data = cls.root / "data.jsonl"
+            cls.data.write_text("".join(small.data_line(f"r{i}", small.token_row(i, n), "ab"[i % 2]) for i, n in enumerate([64, 33])))
+            result("quantize", cls.model, "--bits", "2", "--dense-bits", "3", "--head-bits", "4", "--drafter-bits", "2.5", "--data", cls.data,
+                   "--out", cls.b)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.tmp.cleanup()
+
+    def copy(self, name, pack=None):
+        """A copy that may be damaged: real files, no links to the original."""
+        to = self.root / name
+        if to.exists():
+            shutil.rmtree(to)
+        shutil.copytree(pack or self.b, to)
+        return to
+
+    def converted(self, layout):
+        """The pack in another layout, made once."""
+        to = self.root / f"as-{layout}"
+        if not to.exists():
+            result("convert", self.b, "--layout", layout, "--out", to)
+        return to
+
+
+class Conversion(Packs):
+    def greedy(self, pack):
+        return result("generate", pack, "--prompt", "The capital", "--max-tokens", "24")["token_ids"]
+
+    def test_round_trip_through_all_layouts(self):
+        original = tensors_of(self.b)
+        answer = self.greedy(self.b)
+        at = self.b
+        for step, layout in enumerate(("vllm", "exllamav3", "tensorfold", "vllm", "tensorfold", "exllamav3")):
+            to = self.root / f"step{step}"
+            report = result("convert", at, "--layout", layout, "--out", to)
+            self.assertEqual(report["tensors"], len(original))
+            self.assertEqual(report["bytes"], sum(f.stat().st_size for f in to.rglob("*") if f.is_file()))
+            self.assertEqual(tensors_of(to), original, f"step {step} to {layout}")
+            self.assertEqual(result("inspect", to)["family"], layout)
+            self.assertEqual(self.greedy(to), answer)
+            verified = result("verify", to)
+            self.assertEqual((verified["ok"], verified["problems"]), (True, []))
+            self.assertEqual(verified["digests"], verified["matrices"])
+            subprocess.run(["sha256sum", "--check", "--quiet", "--strict", "MANIFEST.sha256"], cwd=to, check=True)
+            at = to
+        # Back in its first layout the pack is the one that was encoded, file for file; only convert.json tells of the way.
+        for name in sorted(p.name for p in self.b.iterdir()):
+            if name != "MANIFEST.sha256":
+                self.assertEqual((at / name).read_bytes(), (self.b / name).read_bytes(), name)
+        self.assertEqual([s["to"] for s in json.loads((at / "convert.json").read_text())["steps"]][-1], "exllamav3")
+        self.assertEqual(sorted(set(p.name for p in at.iterdir()) - set(p.name for p in self.b.iterdir())), ["convert.json"])
+
+    def test_file_names_and_side_files_of_each_layout(self):
+        n_layers = json.loads((self.b / "config.json").read_text())["text_config"]["num_hidden_layers"]
+        vllm = self.converted("vllm")
+        names = {p.name for p in vllm.iterdir()}
+        for layer in range(n_layers):
+            self.assertLessEqual({f"model-exl3-L{layer:02d}-p0.safetensors", f"model-exl3-L{layer:02d}-p1.safetensors",
+                                  f"model-exl3-dense-L{layer:02d}.safetensors"}, names)
+        self.assertLessEqual({"model-exl3-head.safetensors", "model-exl3-mtp.safetensors", "model-exl3-mtp-experts.safetensors",
+                              "exl3_moe_plan.json"}, names)
+        block = json.loads((vllm / "config.json").read_text())["quantization_config"]
+        self.assertEqual(block["quant_method"], "deepseek_v41_exl3")
+        self.assertEqual((block["exl3_moe"]["tp_layout"], block["exl3_moe"]["head"], block["exl3_moe"]["head_k"]), ("channels", "exl3", 4))
+        headers = {n: e for p in vllm.glob("*.safetensors") for n, e in small.read_header(p)[0].items()}
+        for module, bits in block["exl3_moe"]["dense"].items():
+            trellis = headers.get(module + ".trellis") or headers[module + ".slice.0.trellis"]
+            self.assertEqual(trellis["shape"][2], 16 * bits, module)
+        plan = json.loads((vllm / "exl3_moe_plan.json").read_text())
+        for layer, text in plan["layers"].items():
+            for expert, width in enumerate(text):
+                for w in ("w1", "w2", "w3"):
+                    shape = headers[f"layers.{layer}.ffn.experts.{expert}.{w}.trellis"]["shape"]
+                    self.assertEqual(shape[2], 16 * int(width))
+        fold = self.converted("tensorfold")
+        names = {p.name for p in fold.iterdir()}
+        self.assertLessEqual({f"layer-{layer:02d}.safetensors" for layer in range(n_layers)} | {"head-mtp.safetensors", "native.safetensors"}, names)
+        self.assertTrue(all(n.rsplit(".", 1)[1] in ("trellis", "suh", "svh", "mul1") for n in small.read_header(fold / "head-mtp.safetensors")[0]))
+        self.assertEqual(json.loads((fold / "config.json").read_text())["quantization_config"]["quant_method"], "fp8")
+        for pack in (vllm, fold):
+            for name in ("tokenizer.json", "tokenizer_config.json", "LICENSE", "run.json", "matrices.jsonl", "source.lock.json"):
+                self.assertEqual((pack / name).read_bytes(), (self.b / name).read_bytes(), name)
+
+    def test_files_that_stay_the_same_are_linked_or_copied_on_demand(self):
+        again = self.root / "again"
+        report = result("convert", self.b, "--layout", "exllamav3", "--out", again)
+        self.assertEqual(report["written_files"], 0)
+        shard = "model-00002-of-" + sorted(p.name for p in self.b.glob("model-*"))[0][-17:]
+        self.assertTrue((again / shard).samefile(self.b / shard))
+        copied = self.root / "copied"
+        report = result("convert", self.b, "--layout", "exllamav3", "--out", copied, "--copy")
+        self.assertEqual(report["linked_files"], 0)
+        self.assertFalse((copied / shard).samefile(self.b / shard))
+        self.assertEqual((copied / "MANIFEST.sha256").read_text(), (again / "MANIFEST.sha256").read_text())
+
+    def test_tables_elsewhere_and_biases_from_the_checkpoint(self):
+        lean = self.root / "lean"
+        result("convert", self.b, "--layout", "tensorfold", "--out", lean, "--leave-engram")
+        self.assertEqual(list(lean.glob("engram-*")), [])
+        r = run("generate", lean, "--prompt", "The capital", "--max-tokens", "2", "--quiet")
+        self.assertEqual(r.returncode, 3)
+        self.assertIn("engram.embed", r.stderr)
+        self.assertEqual(sorted(result("inspect", lean)["missing"]), sorted(n for n in tensors_of(self.b) if ".engram.embed." in n))
+        self.assertEqual(result("inspect", lean, "--engram", self.model)["missing"], [])
+        back = self.root / "lean-back"
+        result("convert", lean, "--layout", "exllamav3", "--engram", self.model, "--out", back)
+        self.assertEqual(tensors_of(back), tensors_of(self.b))
+
+        # A pack without image router biases, as some public ones are.
+        bare = self.copy("bare")
+        biases = {}
+        for path in bare.glob("*.safetensors"):
+            tensors = small.read_tensors(path)
+            biases.update({n: t for n, t in tensors.items() if n.endswith("bias_vl")})
+            small.write_tensors(path, {n: t for n, t in tensors.items() if not n.endswith("bias_vl")})
+        index = json.loads((bare / "model.safetensors.index.json").read_text())
+        for name in biases:
+            del index["weight_map"][name]
+        index["metadata"]["total_size"] -= sum(len(t[2]) for t in biases.values())
+        (bare / "model.safetensors.index.json").write_text(json.dumps(index))
+        (bare / "quantization_config.json").unlink()
+        (bare / "MANIFEST.sha256").unlink()
+        report = result("inspect", bare)
+        self.assertEqual((report["missing"], report["unexpected"]), ([], []))
+        self.assertEqual(sum("bias_vl" in note for note in report["notes"]), len(biases))
+        filled = self.root / "filled"
+        result("convert", bare, "--layout", "exllamav3", "--checkpoint", self.model, "--out", filled)
+        self.assertEqual(tensors_of(filled), tensors_of(self.b))
+        # The same as a side file beside an untouched pack.
+        small.write_tensors(bare / "bias_vl.safetensors", biases)
+        self.assertEqual(sum("bias_vl" in note for note in result("inspect", bare)["notes"]), 0)
+        # Another snapshot's checkpoint is refused.
+        other = self.copy("other-snapshot", self.model)
+        for path in other.glob("*.safetensors"):
+            tensors = small.read_tensors(path)
+            for name in [n for n in tensors if n.endswith("ffn.gate.bias")]:
+                dtype, shape, blob = tensors[name]
+                tensors[name] = (dtype, shape, blob[:-4] + struct.pack("<f", 0.25))
+            small.write_tensors(path, tensors)
+        (bare / "bias_vl.safetensors").unlink()
+        r = run("convert", bare, "--layout", "exllamav3", "--checkpoint", other, "--out", self.root / "refused", "--quiet")
+        self.assertEqual(r.returncode, 3)
+        self.assertIn("another snapshot", r.stderr)
+        self.assertFalse((self.root / "refused").exists())
+
+    def test_refusals(self):
+        for arguments, code, expected in (((self.model, "--layout", "vllm", "--out", self.root / "x"), 3, "without EXL3 matrices"),
+                                          ((self.b, "--layout", "vllm", "--out", self.b), 3, "is the pack itself"),
+                                          ((self.b, "--layout", "vllm", "--out", self.b / "inside"), 3, "lies inside"),
+                                          ((self.b, "--layout", "zip", "--out", self.root / "x"), 2, "--layout"),
+                                          ((self.root / "none", "--layout", "vllm", "--out", self.root / "x"), 3, "none")):
+            r = run("convert", *arguments, "--quiet")
+            self.assertEqual((r.returncode, len(r.stderr.strip().splitlines())), (code, 1), r.stderr)
+            self.assertIn(expected, r.stderr)
+            self.assertFalse((self.root / "x").exists())
+
+
+class Damage(Packs):
+    """Every damage: `verify` says what is wrong and ends with 1 (never by a signal), and what cannot be loaded is refused with 3."""
+
+    def problems(self, pack, *expected, loads=None, manifest=True):
+        """manifest=False: as in a public pack that has none, so that the other checks must find it."""
+        if not manifest:
+            for name in ("MANIFEST.sha256",):
+                (pack / name).unlink(missing_ok=True)
+        found = result("verify", pack, code=1)
+        self.assertFalse(found["ok"])
+        for part in expected:
+            self.assertTrue(any(part in line for line in found["problems"]), f"{part!r} not in {found['problems'][:5]}")
+        if loads is None:
+            return
+        r = run("generate", pack, "--prompt", "a", "--max-tokens", "1", "--quiet")
+        if loads:
+            self.assertEqual(r.returncode, 0, r.stderr)
+        else:
+            self.assertEqual((r.returncode, len(r.stderr.strip().splitlines())), (3, 1), r.stderr)
+            for part in expected:
+                self.assertIn(part, r.stderr)
+
+    def shard(self, pack, tensor):
+        return next(p for p in sorted(pack.glob("*.safetensors")) if tensor in small.read_header(p)[0])
+
+    def rewrite(self, pack, tensor, change):
+        """Replaces one tensor of one shard; change(dtype, shape, blob) -> {name: (dtype, shape, blob)}."""
+        path = self.shard(pack, tensor)
+        tensors = small.read_tensors(path)
+        dtype, shape, blob = tensors.pop(tensor)
+        tensors.update(change(dtype, shape, blob))
+        small.write_tensors(path, tensors)
+        return path.name
+
+    EXPERT = "layers.1.ffn.experts.2.w3"
+
+    def test_one_bit_anywhere_is_found(self):
+        rng = random.Random(7)
+        pack = self.copy("bit")
+        manifest = (pack / "MANIFEST.sha256").read_bytes()
+        trellises = sorted(n for n in tensors_of(self.b) if n.endswith(".trellis"))
+        for name in rng.sample(trellises, 4):
+            path = self.shard(pack, name)
+            header, _, base = small.read_header(path)
+            begin, end = header[name]["data_offsets"]
+            at, bit = base + rng.randrange(begin, end), 1 << rng.randrange(8)
+            with open(path, "r+b") as f:
+                for expected in ((path.name, "manifest says"), (name[:-8], "not those that were encoded")):
+                    f.seek(at)
+                    byte = f.read(1)[0]
+                    f.seek(at)
+                    f.write(bytes([byte ^ bit]))
+                    f.flush()
+                    self.problems(pack, *expected, manifest=expected[1] == "manifest says")
+                    f.seek(at)
+                    f.write(bytes([byte]))
+                    f.flush()
+            (pack / "MANIFEST.sha256").write_bytes(manifest)
+
+    def test_truncated_padded_and_empty_files(self):
+        pack = self.copy("cut")
+        path = self.shard(pack, self.EXPERT + ".trellis")
+        blob = path.read_bytes()
+        path.write_bytes(blob[:-1000])
+        self.problems(pack, path.name, "data_offsets", loads=False)
+        path.write_bytes(blob + b"\0" * 8)
+        self.problems(pack, path.name, "padded", loads=False)
+        path.write_bytes(b"")
+        self.problems(pack, path.name, "0 bytes", loads=False)
+        path.unlink()
+        self.problems(pack, path.name, "is missing", loads=False)
+
+    def test_swapped_matrices_and_renamed_tensors(self):
+        pack = self.copy("swap")
+        a, b = self.EXPERT + ".trellis", "layers.1.ffn.experts.1.w3.trellis"
+        path = self.shard(pack, a)
+        tensors = small.read_tensors(path)
+        tensors[a], tensors[b] = tensors[b], tensors[a]
+        small.write_tensors(path, tensors)
+        self.problems(pack, a[:-8], b[:-8], "not those that were encoded", manifest=False)
+        pack = self.copy("rename")
+        self.rewrite(pack, self.EXPERT + ".trellis", lambda *t: {"layers.1.ffn.experts.77.w3.trellis": t})
+        self.problems(pack, self.EXPERT + ".trellis", loads=False)
+        (pack / "model.safetensors.index.json").unlink()
+        (pack / "quantization_config.json").unlink()
+        self.problems(pack, "layers.1.ffn.experts.77.w3.trellis", manifest=False)
+
+    def test_wrong_shapes_scales_and_markers(self):
+        cases = (("shape", ".trellis", lambda d, s, b: {self.EXPERT + ".trellis": (d, [s[1], s[0], s[2]], b)}, ("expected I16 [",), False),
+                 ("dtype", ".suh", lambda d, s, b: {self.EXPERT + ".suh": ("BF16", s, b)}, ("expected F16 [", "found BF16"), False),
+                 ("nan", ".suh", lambda d, s, b: {self.EXPERT + ".suh": (d, s, b[:10] + b"\x00\x7e" + b[12:])}, ("element 5 is NaN",), False),
+                 ("inf", ".svh", lambda d, s, b: {self.EXPERT + ".svh": (d, s, b"\x00\xfc" + b[2:])}, ("element 0 is NaN or infinite",), False),
+                 ("marker", ".mul1", lambda d, s, b: {self.EXPERT + ".mul1": (d, s, struct.pack("<I", 0x83D6B12D))}, ("multiplier", "2211885357"), False),
+                 ("codebook", ".mul1", lambda d, s, b: {self.EXPERT + ".mcg": (d, s, struct.pack("<I", 0xCBAC1FED))}, (self.EXPERT,), False))
+        for name, part, change, expected, loads in cases:
+            with self.subTest(name):
+                pack = self.copy("wrong")
+                file = self.rewrite(pack, self.EXPERT + part, change)
+                if name == "codebook":  # the index names the old marker; without it the declared codebook speaks
+                    (pack / "model.safetensors.index.json").unlink()
+                    (pack / "quantization_config.json").unlink()
+                    expected = (self.EXPERT, "declared mul1, stored mcg")
+                self.problems(pack, file, *expected, loads=loads, manifest=False)
+
+    def test_both_markers_are_one_too_many(self):
+        pack = self.copy("both")
+        (pack / "model.safetensors.index.json").unlink()
+        self.rewrite(pack, self.EXPERT + ".mul1", lambda d, s, b: {self.EXPERT + ".mul1": (d, s, b), self.EXPERT + ".mcg": (d, s, struct.pack("<I", 0xCBAC1FED))})
+        self.problems(pack, self.EXPERT, "at most one", loads=False, manifest=False)
+
+    def test_nan_in_a_native_tensor(self):
+        pack = self.copy("native-nan")
+        file = self.rewrite(pack, "layers.0.attn_norm.weight", lambda d, s, b: {"layers.0.attn_norm.weight": (d, s, b[:6] + b"\xc0\x7f" + b[8:])})
+        self.problems(pack, file, "layers.0.attn_norm.weight", "element 3", loads=False, manifest=False)
+
+    def test_side_files_that_contradict_the_shards(self):
+        vllm = self.copy("plan", self.converted("vllm"))
+        plan = json.loads((vllm / "exl3_moe_plan.json").read_text())
+        width = plan["layers"]["1"]
+        for text, expected in ((width[:2] + "7" + width[3:], ("layers.1.ffn.experts.2.w1", "declared width 7")),
+                               (width[:-1], ("layers.1", "characters")), (width[:-1] + "x", ("layers.1", "'x'"))):
+            plan["layers"]["1"] = text
+            (vllm / "exl3_moe_plan.json").write_text(json.dumps(plan))
+            self.problems(vllm, "exl3_moe_plan.json", *expected, loads=False)
+        vllm = self.copy("dense", self.converted("vllm"))
+        config = json.loads((vllm / "config.json").read_text())
+        config["quantization_config"]["exl3_moe"]["dense"]["layers.0.attn.wq_a"] = 8
+        config["quantization_config"]["exl3_moe"]["head_k"] = 5
+        (vllm / "config.json").write_text(json.dumps(config))
+        self.problems(vllm, "layers.0.attn.wq_a", "declared width 8")
+        self.problems(vllm, "head_k", "declared width 5, stored 4")
+        config["quantization_config"]["exl3_moe"]["plan"] = "../../etc/plan"
+        (vllm / "config.json").write_text(json.dumps(config))
+        self.problems(vllm, "../../etc/plan")
+
+        pack = self.copy("storage")
+        full = json.loads((pack / "quantization_config.json").read_text())
+        entry = full["tensor_storage"][self.EXPERT]
+        entry["bits_per_weight"] = 8
+        entry["stored_tensors"][self.EXPERT + ".suh"]["shape"] = [1]
+        entry["mul1_multiplier"] = 7
+        del full["tensor_storage"]["layers.0.attn_norm"]
+        (pack / "quantization_config.json").write_text(json.dumps(full))
+        self.problems(pack, "bits_per_weight 8", self.EXPERT + ".suh", "mul1_multiplier 7", "does not list 'layers.0.attn_norm.weight'", loads=True)
+        index = json.loads((pack / "model.safetensors.index.json").read_text())
+        index["metadata"]["total_size"] += 1
+        (pack / "model.safetensors.index.json").write_text(json.dumps(index))
+        self.problems(pack, "total_size")
+
+    def test_paths_that_leave_the_folder_and_loops_of_links(self):
+        pack = self.copy("paths")
+        index = json.loads((pack / "model.safetensors.index.json").read_text())
+        for bad in ("../outside.safetensors", "/etc/passwd", "a/../../b.safetensors", ""):
+            index["weight_map"]["embed.weight"] = bad
+            (pack / "model.safetensors.index.json").write_text(json.dumps(index))
+            self.problems(pack, "embed.weight", loads=False)
+        pack = self.copy("loop")
+        path = self.shard(pack, "embed.weight")
+        path.unlink()
+        path.symlink_to(path.name)
+        self.problems(pack, path.name, "loop of symbolic links", loads=False)
+        pack = self.copy("manifest-paths")
+        manifest = (pack / "MANIFEST.sha256").read_text()
+        for bad in ("../b/config.json", "/etc/passwd", "x//y"):
+            (pack / "MANIFEST.sha256").write_text(manifest + "0" * 64 + "  " + bad + "\n")
+            self.problems(pack, "MANIFEST.sha256: line", bad)
+        (pack / "MANIFEST.sha256").write_text(manifest)
+        (pack / "stray.txt").write_text("x")
+        self.problems(pack, "'stray.txt' is not listed", loads=True)
+        (pack / "link").symlink_to(pack)  # a folder that contains itself is not entered
+        self.problems(pack, "'stray.txt' is not listed")
+
+    def test_tensors_twice_and_outside_the_index(self):
+        pack = self.copy("twice")
+        (pack / "model.safetensors.index.json").unlink()
+        shutil.copyfile(self.shard(pack, "norm.weight"), pack / "zz.safetensors")
+        self.problems(pack, "zz.safetensors'; remove one of the files", loads=False)
+        pack = self.copy("unmapped")
+        path = self.shard(pack, "norm.weight")
+        tensors = small.read_tensors(path)
+        tensors["norm.extra"] = ("BF16", [1], b"\0\0")
+        small.write_tensors(path, tensors)
+        self.problems(pack, path.name + ": norm.extra", loads=True)
+
+    def test_native_copies_and_engram_left_overs_are_ignored(self):
+        """packs.md 7, item 28: slice names, FP8 left-overs of engram.wkv, bf16 copies; all of them load."""
+        pack = self.copy("leftovers")
+        (pack / "model.safetensors.index.json").unlink()
+        native = tensors_of(self.model)
+        extra = {n: native[n] for n in native if ".engram.wkv." in n or ".compressor.wkv." in n or ".compressor.wgate." in n}
+        small.write_tensors(pack / "zz-leftovers.safetensors", extra)
+        for path in pack.glob("*.safetensors"):
+            tensors = small.read_tensors(path)
+            renamed = {n.replace(".wo_a.slice.", ".wo_a."): t for n, t in tensors.items()}
+            if renamed.keys() != tensors.keys():
+                small.write_tensors(path, renamed)
+        report = result("inspect", pack)
+        self.assertEqual((report["missing"], report["unexpected"]), ([], []))
+        self.assertEqual(sum("is ignored" in note for note in report["notes"]), len(extra))
+        same = [result("generate", p, "--prompt", "The capital", "--max-tokens", "8")["token_ids"] for p in (self.b, pack)]
+        self.assertEqual(same[0], same[1])
+        (pack / "MANIFEST.sha256").unlink()
+        (pack / "quantization_config.json").unlink()
+        to = self.root / "clean"
+        result("convert", pack, "--layout", "exllamav3", "--out", to)
+        self.assertEqual(tensors_of(to), tensors_of(self.b))
+
+    def test_other_tokenizer_and_other_config(self):
+        pack = self.copy("tokenizer")
+        tokenizer = json.loads((pack / "tokenizer.json").read_text())
+        tokenizer["added_tokens"] = tokenizer["added_tokens"][:-1]
+        (pack / "tokenizer.json").write_text(json.dumps(tokenizer))
+        self.problems(pack, "Engram token classes", loads=False)
+        pack = self.copy("config")
+        config = json.loads((pack / "config.json").read_text())
+        config["text_config"]["engram_num_embeddings"][0] += 1
+        (pack / "config.json").write_text(json.dumps(config))
+        self.problems(pack, "sum of the layer's primes")
+        (pack / "config.json").write_text('{"text_config": [')
+        self.problems(pack, "config.json", loads=False)
+        (pack / "config.json").unlink()
+        self.problems(pack, "config.json", loads=False)
+
+    def test_lock(self):
+        lock = self.b / "source.lock.json"
+        self.assertTrue(result("verify", self.model, "--lock", lock)["ok"])
+        other = self.copy("locked", self.model)
+        path = next(other.glob("*.safetensors"))
+        blob = bytearray(path.read_bytes())
+        blob[-1] ^= 1
+        path.write_bytes(blob)
+        found = result("verify", other, "--lock", lock, code=1)
+        self.assertTrue(any(path.name in p and "sha256" in p for p in found["problems"]), found)
+        path.write_bytes(blob[:-2])
+        self.assertTrue(any("the lock says" in p for p in result("verify", other, "--lock", lock, code=1)["problems"]))
+        path.unlink()
+        (other / "new.safetensors").write_bytes(b"")
+        found = result("verify", other, "--lock", lock, code=1)["problems"]
+        self.assertTrue(any("cannot be read" in p for p in found) and any("not in the lock" in p for p in found), found)
+        for text in ("{}", "[", '{"files":[{"name":"../x","size":1,"sha256":"' + "0" * 64 + '"}]}', '{"files":[{"name":"x","size":-1,"sha256":""}]}'):
+            (self.root / "bad.lock").write_text(text)
+            r = run("verify", self.model, "--lock", self.root / "bad.lock", "--quiet")
+            self.assertEqual((r.returncode, len(r.stderr.strip().splitlines())), (3, 1), r.stderr)
+            self.assertIn("bad.lock", r.stderr)
+
+
+if __name__ == "__main__":
+    del Packs
+    unittest.main(verbosity=2)
