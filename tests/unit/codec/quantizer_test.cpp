@@ -56,8 +56,8 @@ void expect_same_bytes(const Exl3Tensor& a, const Exl3Tensor& b, const std::stri
   EXPECT_EQ(a.svh, b.svh) << what;
 }
 
-// Geometric mean of the true error over exllamav3's recorded one.
-void expect_golden_quality(Preset preset, double bound, uint64_t n_seeds) {
+// Geometric mean of the true error over exllamav3's recorded one, over the `n_expected` cases of at most so many weights.
+void expect_golden_quality(Preset preset, double bound, int64_t most_weights, int n_expected) {
   const std::filesystem::path larger = golden::shared_file("mul1_larger.safetensors");
   const std::filesystem::path other = golden::shared_file("other_and_special.safetensors");
   std::vector<std::filesystem::path> files = {golden::tree_file("mul1_128.safetensors")};
@@ -74,34 +74,34 @@ void expect_golden_quality(Preset preset, double bound, uint64_t n_seeds) {
   for (const std::filesystem::path& path : files) {
     const SafetensorsFile file = golden::open(path);
     for (const golden::Case& c : golden::cases(file)) {
-      if (c.hessian.empty()) continue;
+      if (c.hessian.empty() || c.k * c.n > most_weights) continue;
       const ErrorMeasures recorded = measure_error(c.weight.data(), c.decoded.data(), c.k, c.n, c.hessian.data(), pool);
-      double mean = 0;
-      for (uint64_t seed = 0; seed < n_seeds; ++seed) {
-        QuantizeOptions options = quantize_preset(preset);
-        options.k2 = c.k2;
-        options.codebook = c.codebook;
-        options.seed = seed;
-        options.name = c.name;
-        const Result<QuantizedMatrix> r = quantize_matrix(c.weight.data(), c.k, c.n, c.hessian.data(), options, pool);
-        ASSERT_TRUE(r.ok()) << r.error().message();
-        mean += r->true_error / static_cast<double>(n_seeds);
-      }
-      log_ratio += std::log(mean / recorded.true_error);
+      QuantizeOptions options = quantize_preset(preset);
+      options.k2 = c.k2;
+      options.codebook = c.codebook;
+      options.name = c.name;
+      const Result<QuantizedMatrix> r = quantize_matrix(c.weight.data(), c.k, c.n, c.hessian.data(), options, pool);
+      ASSERT_TRUE(r.ok()) << r.error().message();
+      log_ratio += std::log(r->true_error / recorded.true_error);
       ++n_cases;
     }
   }
-  EXPECT_EQ(n_cases, all ? 24 : 7);
+  EXPECT_EQ(n_cases, all ? n_expected : 7);
   const double ratio = std::exp(log_ratio / n_cases);
-  std::printf("%s: true error against exllamav3's, geometric mean of %d golden cases, %d seeds each: %.4f\n",
-              std::string(preset_name(preset)).c_str(), n_cases, static_cast<int>(n_seeds), ratio);
+  std::printf("%s: true error against exllamav3's, geometric mean of %d golden cases: %.4f\n",
+              std::string(preset_name(preset)).c_str(), n_cases, ratio);
   EXPECT_LE(ratio, all ? bound : 0.70);
   EXPECT_GE(ratio, 0.2) << "too good: the error is not measured on the stored tensor";
 }
 
-// The bounds are what is asked for; reached is about 0.38 with either.
-TEST(Quantizer, golden_cases_are_closer_than_exllamav3s_with_fast) { expect_golden_quality(Preset::kFast, 0.48, 2); }
-TEST(Quantizer, golden_cases_are_closer_than_exllamav3s_with_best) { expect_golden_quality(Preset::kBest, 0.42, 1); }
+// The bounds are what is asked for over all 24 cases; bench/exl3_quality measures both presets there with more seeds. `best`
+// takes several times as long, so here it has all but the 4 largest.
+TEST(Quantizer, golden_cases_are_closer_than_exllamav3s_with_fast) {
+  expect_golden_quality(Preset::kFast, 0.48, 640 * 256, 24);
+}
+TEST(Quantizer, golden_cases_are_closer_than_exllamav3s_with_best) {
+  expect_golden_quality(Preset::kBest, 0.42, 128 * 256, 20);
+}
 
 TEST(Quantizer, reported_errors_are_those_of_the_stored_tensor) {
   const Problem p = make_problem(128, 256, 1);
