@@ -183,7 +183,7 @@ int main(int argc, char** argv) {
   app.add_option("--model", flags.model, "Native model folder with data/calibration.jsonl and data/panel.jsonl");
   app.add_option("--panel", flags.panel, "Another data set to score; options are chosen on data/sensitivity.jsonl");
   app.add_option("--widths", flags.widths, "Bits a weight")->delimiter(',');
-  app.add_option("--arms", flags.arms, "peer, best, fast, peer-own, peer-1.5, each also with @SEED")->delimiter(',');
+  app.add_option("--arms", flags.arms, "peer, best, fast, best-plain, fast-plain, peer-own, peer-1.5, each also with @SEED")->delimiter(',');
   app.add_flag("--secondary", flags.secondary, "Adds peer-own and peer-1.5");
   app.add_option("--seeds", flags.seeds, "Sign seeds of peer, best and fast")->check(CLI::Range(1, 100));
   app.add_option("--golden-seeds", flags.golden_seeds, "Sign seeds of ours on the golden cases")

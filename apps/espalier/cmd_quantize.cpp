@@ -25,6 +25,7 @@ struct Flags {
   int64_t prior_sample = 4096;
   double damping = -1;  // negative: by effective tokens
   bool shared_scales = false;
+  std::string output_metrics = "model";
   double routing_exponent = 2;
   double prior_w13 = -1, prior_w2 = -1;  // negative: default
 };
@@ -52,6 +53,7 @@ Result<MakePackOptions> options_of(const Flags& flags, const CommonOptions& comm
   q.encode.preset = *codec::preset_from_name(flags.quantizer.preset);
   q.encode.codec.seed = common.seed;
   q.encode.shared_scales = flags.shared_scales;
+  q.encode.output_metrics = flags.output_metrics == "model";
   for (const double x : {flags.damping, flags.prior_w13, flags.prior_w2, flags.routing_exponent}) {
     if (std::isnan(x)) return invalid_argument("--damping, --prior, --prior-w2, --routing-exponent: expected numbers, found NaN");
   }
@@ -140,6 +142,9 @@ void add_quantize(CommandTable& table) {
       ->check(CLI::IsMember({"exllamav3", "vllm", "tensorfold"}));
   add_quantizer_flags(app, &flags->quantizer);
   app->add_flag("--shared-scales", flags->shared_scales, "One input scale for w1 and w3 of an expert");
+  app->add_option("--output-metrics", flags->output_metrics,
+                  "Weigh outputs of routed experts by what the model makes of them; none: all alike")
+      ->check(CLI::IsMember({"model", "none"}));
   app->add_option("--numerics", flags->numerics, "Numerics of the calibration forward")
       ->check(CLI::IsMember({"full", "kvq"}));
   app->add_option("--damping", flags->damping, "Added to a Hessian's diagonal, in units of its mean; default: by the tokens behind it")

@@ -48,6 +48,7 @@ Hessian hidden_hessian(const CallContext& context, const MoeInputs& inputs, cons
 struct ExpertHessians {
   std::vector<double> w13, w2, all_w2;
   double effective_w13 = 0, effective_w2 = 0;
+  GateUpMetrics outputs;
 };
 
 std::vector<ExpertHessians> expert_hessians(const CallContext& context, const BlockCapture& capture,
@@ -69,6 +70,7 @@ std::vector<ExpertHessians> expert_hessians(const CallContext& context, const Bl
       const ExpertWeights& expert = weights.experts[static_cast<size_t>(e)];
       std::vector<float> scale;
       for (float g : mine.weights) scale.push_back(routing_scale(g, kRoutingExponent));
+      out[static_cast<size_t>(e)].outputs = gate_up_metrics(context, inputs, expert, mine.tokens, scale.data());
       HessianAccumulator accumulator(inputs.d_model);
       add_rows(context.pool, inputs, mine.tokens, scale.data(), &accumulator);
       ExpertHessians& h = out[static_cast<size_t>(e)];
@@ -125,6 +127,8 @@ Status capture(const WeightLoader& loader, const std::vector<DatasetRow>& calibr
       if (m.spec.block != layer) continue;
       ExpertHessians& h = hessians[static_cast<size_t>(m.spec.expert)];
       const bool is_w2 = m.spec.kind == MatrixKind::kExpertW2;
+      if (m.spec.kind == MatrixKind::kExpertW1) m.output_weights = std::move(h.outputs.w1);
+      if (m.spec.kind == MatrixKind::kExpertW3) m.output_weights = std::move(h.outputs.w3);
       m.routed = is_w2 ? std::move(h.w2) : h.w13;
       m.effective_tokens = is_w2 ? h.effective_w2 : h.effective_w13;
       m.all_tokens = shared;
@@ -200,14 +204,37 @@ Result<ExpertSet> load_experts(const WeightLoader& loader, const std::vector<Dat
   const std::string key =
       set.identity + " layers " + std::to_string(set.n_layers) + (options.all_tokens ? " all tokens" : "");
   const auto path = cache / ("hessians-" + sha256_hex(key).substr(0, 16) + ".bin");
-  std::vector<double> values(count);
-  if (read_cache(path, key, {reinterpret_cast<uint8_t*>(values.data()), count * sizeof(double)})) {
+  // The output weights have a file of their own: they came later, and what the other side gets does not depend on them.
+  const std::string weights_key = key + " output weights";
+  const auto weights_path = cache / ("outputs-" + sha256_hex(weights_key).substr(0, 16) + ".bin");
+  size_t n_weights = 0;
+  for (const ExpertMatrix& m : set.matrices) n_weights += static_cast<size_t>(m.spec.out);
+  std::vector<double> values(count), weights(n_weights);
+  ASSIGN_OR_RETURN(set.residual, ResidualMetrics::make(loader, calibration, progress, pool));
+  for (ExpertMatrix& m : set.matrices) {
+    if (m.spec.kind == MatrixKind::kExpertW2) m.residual = set.residual.of_layer(m.spec.block);
+  }
+  if (read_cache(path, key, {reinterpret_cast<uint8_t*>(values.data()), count * sizeof(double)}) &&
+      read_cache(weights_path, weights_key,
+                 {reinterpret_cast<uint8_t*>(weights.data()), n_weights * sizeof(double)})) {
     unflatten(values, options.all_tokens, set);
+    const double* at = weights.data();
+    for (ExpertMatrix& m : set.matrices) {
+      if (m.residual == nullptr && *at > 0) m.output_weights.assign(at, at + m.spec.out);
+      at += m.spec.out;
+    }
     return set;
   }
   RETURN_IF_ERROR(capture(loader, calibration, options, progress, pool, set));
   values = flatten(set, options.all_tokens);
   RETURN_IF_ERROR(write_cache(path, key, {reinterpret_cast<const uint8_t*>(values.data()), count * sizeof(double)}));
+  double* at = weights.data();
+  for (const ExpertMatrix& m : set.matrices) {
+    std::copy(m.output_weights.begin(), m.output_weights.end(), at);  // none: zeros
+    at += m.spec.out;
+  }
+  RETURN_IF_ERROR(write_cache(weights_path, weights_key,
+                              {reinterpret_cast<const uint8_t*>(weights.data()), n_weights * sizeof(double)}));
   return set;
 }
 

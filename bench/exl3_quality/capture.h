@@ -18,6 +18,7 @@
 #include "model/dataset.h"
 #include "model/names.h"
 #include "model/weights.h"
+#include "stages/quantize/output_metrics.h"
 
 namespace espalier::quality {
 
@@ -26,6 +27,8 @@ struct ExpertMatrix {
   std::vector<float> weight;           // [in, out]
   std::vector<double> routed;          // [in, in]
   double effective_tokens = 0;         // effective sample size of what the routed one was made of, without the prior
+  std::vector<double> output_weights;  // [out], w1 and w3: what an error of each output does to the expert's; w2: empty
+  const double* residual = nullptr;    // [out, out], w2: what later blocks read of the residual streams; else null
   const double* all_tokens = nullptr;  // [in, in], or null when not captured; w1 and w3 of a layer share one
 };
 
@@ -34,6 +37,7 @@ struct ExpertSet {
   int n_layers = 0;
   std::string identity;                      // of model, calibration rows and rules: what results depend on
   std::vector<std::vector<double>> storage;  // behind all_tokens
+  ResidualMetrics residual;                  // behind ExpertMatrix::residual
 };
 
 struct CaptureOptions {

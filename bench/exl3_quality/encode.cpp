@@ -50,7 +50,7 @@ Result<std::string> fingerprint(const Arm& arm, int k2, ThreadPool& pool) {
     }
   }
   ASSIGN_OR_RETURN(const Exl3Tensor tensor, encode_one(arm, k2, codec::Codebook::kMul1, "fingerprint", weight.data(),
-                                                       kSize, kSize, hessian.data(), std::nullopt, pool));
+                                                       kSize, kSize, hessian.data(), {}, pool));
   Sha256 digest;
   digest_tensor(digest, tensor);
   return digest.finish_hex();
@@ -87,6 +87,13 @@ void restore(const MatrixSpec& spec, int k2, const uint8_t*& at, Exl3Tensor& ten
   at += sizeof error;
 }
 
+ModelFacts facts_of(const Arm& arm, const ExpertMatrix& m) {
+  ModelFacts facts{default_damping(m.effective_tokens, m.spec.in), {}};
+  if (arm.output_metrics)
+    facts.output = {m.output_weights.empty() ? nullptr : m.output_weights.data(), m.residual};
+  return facts;
+}
+
 Status encode_range(const Arm& arm, int k2, const ExpertSet& experts, size_t first, size_t last, EncodedSet& out,
                     Progress& progress, ThreadPool& pool) {
   std::vector<Status> outcome(last - first);
@@ -96,7 +103,7 @@ Status encode_range(const Arm& arm, int k2, const ExpertSet& experts, size_t fir
       const ExpertMatrix& m = experts.matrices[first + static_cast<size_t>(i)];
       const double* hessian = arm.all_tokens ? m.all_tokens : m.routed.data();
       Result<Exl3Tensor> tensor = encode_one(arm, k2, codec::Codebook::kMul1, m.spec.stem, m.weight.data(), m.spec.in,
-                                             m.spec.out, hessian, default_damping(m.effective_tokens, m.spec.in), pool);
+                                             m.spec.out, hessian, facts_of(arm, m), pool);
       if (!tensor.ok()) {
         outcome[static_cast<size_t>(i)] = std::move(tensor).error();
         return;
@@ -125,30 +132,39 @@ Result<Arm> arm_from_name(const std::string& name) {
     base = name.substr(0, at);
     arm.seed = std::stoull(name.substr(at + 1));
   }
+  if (base.ends_with("-plain")) {
+    arm.output_metrics = false;
+    base.resize(base.size() - 6);
+  }
   if (const std::optional<codec::Preset> preset = codec::preset_from_name(base)) {
     arm.kind = Arm::Kind::kOurs;
     arm.preset = *preset;
+  } else if (!arm.output_metrics) {
+    return invalid_argument("--arms: '" + name + "': only best and fast have a -plain form");
   } else if (base == "peer-own") {
     arm.all_tokens = true;
   } else if (base == "peer-1.5") {
     arm.newer = true;
   } else if (base != "peer") {
     return invalid_argument("--arms: no arm '" + name +
-                            "'; there are peer, best, fast, peer-own and peer-1.5, each also with @SEED");
+                            "'; there are peer, best, fast, best-plain, fast-plain, peer-own and peer-1.5, each also with @SEED");
   }
   return arm;
 }
 
 Result<Exl3Tensor> encode_one(const Arm& arm, int k2, codec::Codebook codebook, const std::string& name,
                               const float* weight, int64_t k, int64_t n, const double* hessian,
-                              std::optional<double> damping, ThreadPool& pool) {
+                              const ModelFacts& facts, ThreadPool& pool) {
   if (arm.kind == Arm::Kind::kOurs) {
     codec::QuantizeOptions options = codec::quantize_preset(arm.preset);
     options.k2 = k2;
     options.codebook = codebook;
     options.seed = arm.seed;
     options.name = name;
-    if (damping) options.damping = *damping;
+    options.damping = facts.damping.value_or(options.damping);
+    options.output = facts.output;
+    if (facts.output.diagonal != nullptr || facts.output.full != nullptr)
+      options.output_damping = kOutputMetricDamping;
     ASSIGN_OR_RETURN(codec::QuantizedMatrix q, codec::quantize_matrix(weight, k, n, hessian, options, pool));
     return std::move(q.tensor);
   }
@@ -181,7 +197,8 @@ Result<EncodedSet> encode_experts(const Arm& arm, int k2, const ExpertSet& exper
       ++last;
     }
     const std::string key = experts.identity + " arm " + arm.name + " k2 " + std::to_string(k2) + " layer " +
-                            std::to_string(layer) + " encoder " + encoder;
+                            std::to_string(layer) + " encoder " + encoder +
+                            (arm.kind == Arm::Kind::kOurs && arm.output_metrics ? " output metrics" : "");
     const auto path = work / ("encoded-" + sha256_hex(key).substr(0, 16) + ".bin");
     std::vector<uint8_t> bytes(size);
     if (read_cache(path, key, bytes)) {

@@ -19,20 +19,28 @@ namespace espalier::quality {
 
 struct Arm {
   enum class Kind : uint8_t { kPeer, kOurs };
-  std::string name;  // "peer", "best", "fast", "peer-own", "peer-1.5", with "@N" for sign seed N
+  std::string name;  // see arm_from_name
   Kind kind = Kind::kPeer;
   codec::Preset preset = codec::Preset::kBest;  // ours
+  bool output_metrics = true;                   // ours: as `quantize` does; false: every output counts the same
   bool all_tokens = false;                      // peer: calibrated on all tokens, as exllamav3 does by itself
   bool newer = false;                           // peer: with what its 1.5 line adds
   uint64_t seed = 0;
 };
-// Errors: invalid_argument naming the arm.
+// "peer", "best", "fast", "peer-own", "peer-1.5", "best-plain" and "fast-plain" (without output metrics), each with
+// "@N" for sign seed N. Errors: invalid_argument naming the arm.
 Result<Arm> arm_from_name(const std::string& name);
 
-// One matrix; deterministic. damping: of ours; absent: the preset's. Errors: those of codec::quantize_matrix.
+// What `espalier quantize` adds to a preset for one matrix; ours only.
+struct ModelFacts {
+  std::optional<double> damping;  // absent: the preset's
+  codec::OutputMetric output;
+};
+
+// One matrix; deterministic. Errors: those of codec::quantize_matrix.
 Result<codec::Exl3Tensor> encode_one(const Arm& arm, int k2, codec::Codebook codebook, const std::string& name,
                                      const float* weight, int64_t k, int64_t n, const double* hessian,
-                                     std::optional<double> damping, ThreadPool& pool);
+                                     const ModelFacts& facts, ThreadPool& pool);
 
 struct EncodedSet {
   std::vector<codec::Exl3Tensor> tensors;  // in the order of ExpertSet::matrices

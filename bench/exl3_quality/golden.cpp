@@ -70,7 +70,7 @@ Status run_case(Case& c, int n_seeds, ThreadPool& pool) {
       arm.seed = static_cast<uint64_t>(seed);
       ASSIGN_OR_RETURN(const codec::Exl3Tensor tensor,
                        encode_one(arm, c.stored.k2, c.stored.codebook, c.result.name, c.weight.data(), c.stored.k,
-                                  c.stored.n, c.hessian.data(), std::nullopt, pool));
+                                  c.stored.n, c.hessian.data(), {}, pool));
       log_sum += std::log(error_of(c, tensor, pool));
     }
     (preset == codec::Preset::kFast ? c.result.fast : c.result.best) = std::exp(log_sum / n_seeds);

@@ -35,6 +35,7 @@ std::string matrix_line(const MatrixRecord& r) {
   for (const codec::Fallback& f : r.fallbacks) line["fallbacks"].push_back(f.reason);
   line["true_error"] = r.true_error;
   line["relative_mse"] = r.relative_mse;
+  line["weighted_error"] = r.weighted_error;
   line["sha256"] = r.sha256;
   return dump_json(line) + "\n";
 }
@@ -108,6 +109,7 @@ std::string run_json(const MakePackOptions& options, const Dataset& data, const 
                     {"preset", codec::preset_name(q.encode.preset)},
                     {"encoder", encoder_json(q.encode.codec)},
                     {"shared_scales", q.encode.shared_scales},
+                    {"output_metrics", q.encode.output_metrics ? "model" : "none"},
                     {"routing_exponent", q.encode.routing_exponent},
                     {"prior_tokens_w13", prior(q.encode.prior_w13)},
                     {"prior_tokens_w2", prior(q.encode.prior_w2)},

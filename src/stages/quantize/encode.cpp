@@ -8,6 +8,7 @@
 #include "base/rng.h"
 #include "model/moe.h"
 #include "ops/scalar_math.h"
+#include "stages/quantize/output_metrics.h"
 
 namespace espalier {
 namespace {
@@ -124,6 +125,7 @@ void take(codec::QuantizedMatrix q, const EncodeTarget& target) {
   record.damping = q.damping;
   record.true_error = q.true_error;
   record.relative_mse = q.relative_mse;
+  record.weighted_error = q.weighted_error;
   record.fallbacks = std::move(q.fallbacks);
   if (record.tokens == 0 && q.hessian == codec::HessianUse::kCalibrated) {
     record.fallbacks.push_back({"no calibration tokens: the layer's prior alone"});
@@ -139,10 +141,13 @@ void take(codec::QuantizedMatrix q, const EncodeTarget& target) {
 }  // namespace
 
 Status encode_matrix(const EncodeSettings& settings, const EncodeTarget& target, const double* hessian,
-                     ThreadPool& pool) {
+                     const codec::OutputMetric& output, ThreadPool& pool) {
   const std::vector<float> weight = native_weight(target, pool);
+  codec::QuantizeOptions options = codec_options(settings, target);
+  options.output = output;
+  if (output.diagonal != nullptr || output.full != nullptr) options.output_damping = kOutputMetricDamping;
   ASSIGN_OR_RETURN(codec::QuantizedMatrix q, codec::quantize_matrix(weight.data(), target.spec.in, target.spec.out,
-                                                                    hessian, codec_options(settings, target), pool));
+                                                                    hessian, options, pool));
   take(std::move(q), target);
   return ok_status();
 }
@@ -264,9 +269,14 @@ Status encode_expert(const ExpertsJob& experts, const ExpertSpecs& at, int e, Ex
   if (job.settings.shared_scales && gate_and_up[0].k2 == gate_and_up[1].k2) {
     RETURN_IF_ERROR(encode_sharing(job.settings, gate_and_up, blended.values.data(), pool));
   } else {
-    for (const EncodeTarget& t : gate_and_up) {
-      RETURN_IF_ERROR(encode_matrix(job.settings, t, blended.values.data(), pool));
-    }
+    GateUpMetrics metrics;
+    if (job.settings.output_metrics)
+      metrics = gate_up_metrics(job.context, experts.inputs, expert, routed.tokens, scale.data());
+    const auto output = [](const std::vector<double>& m) {
+      return codec::OutputMetric{m.empty() ? nullptr : m.data(), nullptr};
+    };
+    RETURN_IF_ERROR(encode_matrix(job.settings, gate_and_up[0], blended.values.data(), output(metrics.w1), pool));
+    RETURN_IF_ERROR(encode_matrix(job.settings, gate_and_up[1], blended.values.data(), output(metrics.w3), pool));
   }
   if (job.settings.w2_input == W2Input::kQuantized) run_hidden();
 
@@ -275,7 +285,8 @@ Status encode_expert(const ExpertsJob& experts, const ExpertSpecs& at, int e, Ex
   describe_hessian(hidden, &record);
   const BlendedHessian blended_hidden = blend_with_prior(std::move(hidden), make_prior(hidden_sample), experts.n0_w2);
   record.prior_fraction = blended_hidden.prior_fraction;
-  return encode_matrix(job.settings, target(at.w2, &expert.w2), blended_hidden.values.data(), pool);
+  return encode_matrix(job.settings, target(at.w2, &expert.w2), blended_hidden.values.data(),
+                       {nullptr, job.residual_metric}, pool);
 }
 
 Status encode_experts(const BlockJob& job, const BlockCapture& capture, BlockWeights& weights,
@@ -345,7 +356,7 @@ Status encode_block(const BlockJob& job, const BlockCapture& capture, BlockWeigh
       describe_hessian(*hessian, &made[i]);
     }
     RETURN_IF_ERROR(encode_matrix(job.settings, {spec, job.k2[i], linear, &made[i]},
-                                  hessian == nullptr ? nullptr : hessian->sum.data(), job.context.pool));
+                                  hessian == nullptr ? nullptr : hessian->sum.data(), {}, job.context.pool));
     progress.advance(spec.in * spec.out, spec.stem);
   }
   RETURN_IF_ERROR(encode_experts(job, capture, weights, made, coverage, progress));

@@ -27,7 +27,7 @@ enum class W2Input { kQuantized, kNative };
 struct EncodeSettings {
   codec::Preset preset =
       codec::Preset::kFast;  // for the records; `codec` holds what it stands for and what overrides it
-  // Effort, codebook and seed. Width, name and damping are set per matrix; an output metric is not used here.
+  // Effort, codebook and seed. Width, name, damping and output metric are set per matrix.
   codec::QuantizeOptions codec = codec::quantize_preset(codec::Preset::kFast);
   std::optional<double> damping;    // absent: default_damping of the tokens that a matrix saw
   bool shared_scales = false;       // w1 and w3 of an expert with one input scale (where their widths are equal)
@@ -36,6 +36,7 @@ struct EncodeSettings {
   std::optional<double> prior_w2;   // n0 of w2; absent: d_ff / 4
   int64_t prior_sample = 4096;      // tokens of the layer that every expert runs for w2's prior
   W2Input w2_input = W2Input::kQuantized;
+  bool output_metrics = true;  // weigh the outputs of routed experts by what the model makes of them (output_metrics.h)
 };
 
 // What is known about one encoded matrix; deterministic.
@@ -55,6 +56,7 @@ struct MatrixRecord {
   double damping = 0;     // as used in the end
   double true_error = 0;  // tr(E^T H E) / tr(W^T H W)
   double relative_mse = 0;
+  double weighted_error = 0;  // with the output metric; equal to true_error without one
   std::vector<codec::Fallback> fallbacks;
   std::string sha256;  // over trellis, suh and svh bytes
 };
@@ -92,10 +94,10 @@ struct EncodeTarget {
   Linear* linear = nullptr;
   MatrixRecord* record = nullptr;
 };
-// hessian [in, in] or null. Errors: those of codec::quantize_matrix.
+// hessian [in, in] or null; output: how much its outputs matter. Errors: those of codec::quantize_matrix.
 Status encode_matrix(const EncodeSettings& settings, const EncodeTarget& target, const double* hessian,
-                     ThreadPool& pool);
-// The same for matrices of one input and one width that share their input scale.
+                     const codec::OutputMetric& output, ThreadPool& pool);
+// The same for matrices of one input and one width that share their input scale, without output metrics.
 Status encode_sharing(const EncodeSettings& settings, const std::vector<EncodeTarget>& targets, const double* hessian,
                       ThreadPool& pool);
 
@@ -106,6 +108,7 @@ struct BlockJob {
   std::vector<int> k2;            // width per spec
   std::string prefix;             // "layers.3."
   int64_t n_experts = 0;
+  const double* residual_metric = nullptr;  // [D, D] for w2 of the routed experts; null: none
 };
 
 // Encodes every quantizable matrix of the block. `weights` comes in native and leaves quantized; records are appended

@@ -1,3 +1,4 @@
+#include "stages/quantize/output_metrics.h"
 #include "stages/quantize/quantize.h"
 
 #include <algorithm>
@@ -51,6 +52,9 @@ class Run {
     count(rows);
     ASSIGN_OR_RETURN(GlobalWeights globals, loader_.load_globals(pool_));
     RETURN_IF_ERROR(write_native_shards());
+    if (options_.encode.output_metrics) {
+      ASSIGN_OR_RETURN(residual_, ResidualMetrics::make(loader_, rows, progress_, pool_));
+    }
     progress_.begin("quantize", total_units(rows));
     ASSIGN_OR_RETURN(CalibrationStream stream, CalibrationStream::begin(context_, globals, rows));
     for (int layer = 0; layer < config_.n_layers; ++layer) {
@@ -141,7 +145,8 @@ class Run {
                  block_matrices(config_, block),
                  {},
                  block_prefix(config_, block),
-                 is_drafter ? config_.drafter.n_experts : config_.n_experts};
+                 is_drafter ? config_.drafter.n_experts : config_.n_experts,
+                 residual_.of_layer(block)};
     std::erase_if(job.specs,
                   [](const MatrixSpec& s) { return s.kind == MatrixKind::kMainProj || s.kind == MatrixKind::kHead; });
     for (const MatrixSpec& spec : job.specs) job.k2.push_back(width_of(options_, spec, config_.n_layers));
@@ -187,7 +192,7 @@ class Run {
     MatrixRecord record;
     if (hessian != nullptr) describe_hessian(*hessian, &record);
     RETURN_IF_ERROR(encode_matrix(options_.encode, {spec, width_of(options_, spec, config_.n_layers), linear, &record},
-                                  hessian == nullptr ? nullptr : hessian->sum.data(), pool_));
+                                  hessian == nullptr ? nullptr : hessian->sum.data(), {}, pool_));
     report_.matrices.push_back(std::move(record));
     progress_.advance(spec.in * spec.out, spec.stem);
     return ok_status();
@@ -247,6 +252,7 @@ class Run {
   const std::vector<MatrixSpec> specs_;  // quantizable
   const ShardPlan shards_;
   const CallContext context_;
+  ResidualMetrics residual_;
   QuantizeReport report_;
 };
 

@@ -7,6 +7,7 @@
 
 #include "codec/quantizer.h"
 #include "model/moe.h"
+#include "stages/quantize/output_metrics.h"
 #include "stages/quantize/stream.h"
 #include "unit/stages/tiny_model.h"
 
@@ -149,6 +150,11 @@ TEST(Encode, the_encoded_expert_is_what_the_codec_makes_of_its_own_blended_hessi
     options.k2 = 4;
     options.name = "layers.3.ffn.experts." + std::to_string(e) + ".w1";
     options.damping = default_damping(own.effective_rows(), 256);
+    const ExpertTokens routed = tokens_by_expert(c.capture.moe(), job.n_experts)[static_cast<size_t>(e)];
+    const GateUpMetrics metrics = gate_up_metrics(c.context, c.capture.moe(), c.weights.moe.experts[static_cast<size_t>(e)],
+                                                  routed.tokens, routed.weights.data());
+    options.output.diagonal = metrics.w1.data();
+    options.output_damping = kOutputMetricDamping;
     expected.push_back(
         codec::quantize_matrix(w.data(), 256, 128, h.values.data(), options, pool).value().tensor.trellis);
   }
@@ -231,6 +237,32 @@ TEST(Encode, w2_may_be_fed_by_native_or_by_quantized_w1_and_w3) {
   EXPECT_EQ(w2_differs, 1);
 }
 
+TEST(Encode, the_residual_metric_is_w2s_alone_and_lowers_the_weighted_error) {
+  ThreadPool pool(2);
+  const std::vector<DatasetRow> rows = test::random_token_rows({150, 90}, "encode");
+  SilentProgress progress;
+  const ResidualMetrics residual = ResidualMetrics::make(test::tiny_loader(), rows, progress, pool).value();
+  std::vector<MatrixRecord> records[2];
+  for (const bool with : {false, true}) {
+    LayerCase c(3, rows, pool);
+    BlockJob job = job_of(c, EncodeSettings(), 3, {1});
+    std::erase_if(job.specs, [](const MatrixSpec& s) { return s.expert < 0; });
+    job.k2.assign(job.specs.size(), 4);
+    if (with) job.residual_metric = residual.of_layer(3);
+    BlockCoverage coverage;
+    ASSERT_TRUE(encode_block(job, c.capture, c.weights, &records[with], &coverage, progress).ok());
+    ASSERT_EQ(records[with].size(), 3u);
+  }
+  for (size_t i = 0; i < 3; ++i) {
+    const bool is_w2 = records[0][i].stem.ends_with("w2");
+    EXPECT_EQ(records[0][i].sha256 != records[1][i].sha256, is_w2) << records[0][i].stem;
+    if (is_w2) {
+      EXPECT_EQ(records[0][i].weighted_error, records[0][i].true_error);
+      EXPECT_LT(records[1][i].weighted_error, records[0][i].true_error);
+    }
+  }
+}
+
 TEST(Encode, shared_scales_give_w1_and_w3_one_input_scale_and_leave_the_rest_alone) {
   ThreadPool pool(2);
   const std::vector<DatasetRow> rows = test::random_token_rows({120}, "shared");
@@ -259,7 +291,7 @@ TEST(Encode, an_expert_without_tokens_and_dead_channels_are_recorded_by_name) {
   for (int64_t i = 0; i < spec.in; ++i) hessian[static_cast<size_t>(i * spec.in + i)] = i == 3 ? 0.0 : 1.0;
   MatrixRecord record;
   Linear* linear = find_linear(c.weights, spec);
-  ASSERT_TRUE(encode_matrix(EncodeSettings(), {spec, 4, linear, &record}, hessian.data(), pool).ok());
+  ASSERT_TRUE(encode_matrix(EncodeSettings(), {spec, 4, linear, &record}, hessian.data(), {}, pool).ok());
   std::vector<std::string> texts;
   for (const codec::Fallback& f : record.fallbacks) texts.push_back(codec::fallback_text(f));
   EXPECT_THAT(texts, ::testing::ElementsAre("inputs without calibration activity: weighed by damping alone (1 from index 3 on)",
