@@ -2,46 +2,47 @@
 // contraction, no tables), accurate to about 1e-15 relative, so that a float result is correctly rounded in all but a
 // few cases in 1e8. sqrt and division are IEEE and are used directly. Everything here has internal linkage on purpose:
 // the header is also included by files that are compiled for newer instruction sets, whose code must not be linked into
-// others. Threads: pure.
+// others. Device code uses the same functions and gets the same bits. Threads: pure.
 #pragma once
 
 #include <cstdint>
+
+#ifdef __CUDACC__
+#define ESPALIER_ON_HOST_AND_DEVICE __host__ __device__
+#else
+#define ESPALIER_ON_HOST_AND_DEVICE
+#endif
 
 namespace espalier::ops {
 
 // 1/13! … 1/0!: the Taylor series of e^r for |r| <= ln(2)/2, highest power first.
 static constexpr int kExpTerms = 14;
-static constexpr double kExpCoefficients[kExpTerms] = {1.0 / 6227020800.0,
-                                                       1.0 / 479001600.0,
-                                                       1.0 / 39916800.0,
-                                                       1.0 / 3628800.0,
-                                                       1.0 / 362880.0,
-                                                       1.0 / 40320.0,
-                                                       1.0 / 5040.0,
-                                                       1.0 / 720.0,
-                                                       1.0 / 120.0,
-                                                       1.0 / 24.0,
-                                                       1.0 / 6.0,
-                                                       0.5,
-                                                       1.0,
-                                                       1.0};
+#define ESPALIER_EXP_COEFFICIENTS \
+  {1.0 / 6227020800.0, 1.0 / 479001600.0, 1.0 / 39916800.0, 1.0 / 3628800.0, 1.0 / 362880.0, 1.0 / 40320.0, 1.0 / 5040.0, \
+   1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0}
+static constexpr double kExpCoefficients[kExpTerms] = ESPALIER_EXP_COEFFICIENTS;
 
 // e^x. Arguments below -708 give e^-708 (zero as a float), above 709 give e^709 (infinity as a float); NaN stays NaN.
-static inline double exp_d(double x) {
+ESPALIER_ON_HOST_AND_DEVICE static inline double exp_d(double x) {
   x = x < -708.0 ? -708.0 : x;
   x = x > 709.0 ? 709.0 : x;
   const double shifted = x * 1.4426950408889634074 + 0x1.8p52;  // rounds to the nearest integer in the low bits
   const double k = shifted - 0x1.8p52;
   double r = x - k * 0x1.62e42feep-1;  // ln 2 in two parts; the first product is exact
   r = r - k * 0x1.a39ef35793c76p-33;
-  double p = kExpCoefficients[0];
-  for (int i = 1; i < kExpTerms; ++i) p = p * r + kExpCoefficients[i];
+#ifdef __CUDA_ARCH__
+  const double coefficients[kExpTerms] = ESPALIER_EXP_COEFFICIENTS;  // device code cannot index a host array
+#else
+  const double* coefficients = kExpCoefficients;
+#endif
+  double p = coefficients[0];
+  for (int i = 1; i < kExpTerms; ++i) p = p * r + coefficients[i];
   const uint64_t k_bits = __builtin_bit_cast(uint64_t, shifted) - __builtin_bit_cast(uint64_t, 0x1.8p52);
   return p * __builtin_bit_cast(double, (k_bits + 1023u) << 52);
 }
 
 // ln x for positive finite normal doubles.
-static inline double log_d(double x) {
+ESPALIER_ON_HOST_AND_DEVICE static inline double log_d(double x) {
   uint64_t u = __builtin_bit_cast(uint64_t, x);
   int64_t e = static_cast<int64_t>(u >> 52) - 1023;
   double m = __builtin_bit_cast(double, (u & 0x000FFFFFFFFFFFFFull) | 0x3FF0000000000000ull);
@@ -58,7 +59,7 @@ static inline double log_d(double x) {
 }
 
 // ln(1 + y) for y >= 0, accurate for small y.
-static inline double log1p_d(double y) {
+ESPALIER_ON_HOST_AND_DEVICE static inline double log1p_d(double y) {
   if (y < 0.4) {
     const double f = y / (2.0 + y);
     const double s = f * f;
@@ -69,20 +70,20 @@ static inline double log1p_d(double y) {
   return log_d(1.0 + y);
 }
 
-static inline double sigmoid_d(double x) {
+ESPALIER_ON_HOST_AND_DEVICE static inline double sigmoid_d(double x) {
   return 1.0 / (1.0 + exp_d(-x));
 }
 // log(1 + e^x), linear above 20 as in torch.
-static inline double softplus_d(double x) {
+ESPALIER_ON_HOST_AND_DEVICE static inline double softplus_d(double x) {
   return x > 20.0 ? x : log1p_d(exp_d(x));
 }
 // base^exponent for base > 0.
-static inline double pow_d(double base, double exponent) {
+ESPALIER_ON_HOST_AND_DEVICE static inline double pow_d(double base, double exponent) {
   return exp_d(exponent * log_d(base));
 }
 
 // sin and cos of an angle with |x| <= 2^21 (positions times frequencies stay below).
-static inline void sincos_d(double x, double* sine, double* cosine) {
+ESPALIER_ON_HOST_AND_DEVICE static inline void sincos_d(double x, double* sine, double* cosine) {
   const double shifted = x * 0.63661977236758134308 + 0x1.8p52;
   const double k = shifted - 0x1.8p52;
   double r = x - k * 0x1.921fb544p+0;  // pi/2 in three parts of at most 31 bits: the products are exact
