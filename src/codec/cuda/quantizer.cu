@@ -203,7 +203,7 @@ Result<std::vector<QuantizedMatrix>> quantize_group_on_device(device::Stream& st
       bool finite = true;
       for (int64_t i = 0; i < k * n; ++i) finite = finite && std::isfinite(member.weight[i]);
       if (!finite) {
-        w.scales.emplace(data_loss(member.name + ": a weight is not finite; check the checkpoint"));
+        w.scales = Result<WeightScales>(data_loss(member.name + ": a weight is not finite; check the checkpoint"));
         continue;
       }
       std::vector<double> diagonal(w.hessian->diagonal);
@@ -218,7 +218,7 @@ Result<std::vector<QuantizedMatrix>> quantize_group_on_device(device::Stream& st
       request.two_sided = options.two_sided;
       request.seed = options.seed;
       request.name = member.name;
-      w.scales.emplace(choose_scales(request));
+      w.scales = choose_scales(request);
     }
   });
   t.scales += now() - start;
