@@ -15,19 +15,9 @@
 namespace espalier {
 namespace {
 
-// A stored matrix, row by row. Bytes may be unaligned.
-struct Source {
-  LinearForm form = LinearForm::kF32;
+// A stored matrix, row by row.
+struct Source : StoredMatrix {
   std::string name;
-  const uint8_t* weight = nullptr;  // first needed row
-  const uint8_t* scale = nullptr;   // first scale row of the stored matrix
-  int64_t in = 0;
-  int64_t out = 0;
-  int64_t row_begin = 0;  // of the stored matrix, for block scales
-  int64_t block_rows = 1;
-  int64_t block_cols = 32;
-  int64_t scale_cols = 0;
-  DType dtype = DType::kF32;  // of a dense weight
 
   void row(int64_t o, float* w) const;
 };
@@ -119,7 +109,7 @@ struct Linear::Impl {
   WeightResidency residency = WeightResidency::kUnpacked;
   Products products = Products::kExact;
   ops::PackedMatrix packed;                // kUnpacked; for EXL3 the trellis values
-  std::optional<Source> source;            // kStored, native forms
+  std::optional<Source> source;            // native forms; its memory is read only where it is kStored
   std::optional<codec::Exl3Tensor> owned;  // EXL3 made from an owning tensor
   codec::Exl3View exl3;                    // EXL3
 
@@ -136,10 +126,7 @@ struct Linear::Impl {
     impl->stored_bits = stored_bits;
     impl->residency = residency;
     impl->source = std::move(source);
-    if (residency == WeightResidency::kUnpacked) {
-      impl->packed = impl->unpack_source();
-      impl->source.reset();
-    }
+    if (residency == WeightResidency::kUnpacked) impl->packed = impl->unpack_source();
     return impl;
   }
 
@@ -258,6 +245,10 @@ Products Linear::products() const {
 }
 const codec::Exl3View* Linear::exl3() const {
   return impl_->form == LinearForm::kExl3 ? &impl_->exl3 : nullptr;
+}
+
+const StoredMatrix* Linear::stored() const {
+  return impl_->source ? &*impl_->source : nullptr;
 }
 
 void Linear::apply(ThreadPool& pool, const float* x, int64_t n_rows, float* y) const {

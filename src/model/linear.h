@@ -34,6 +34,20 @@ enum class WeightResidency {
   kStored,    // stored bytes (memory-mapped) are unpacked at every apply
 };
 
+// A native matrix as its checkpoint stores it: rows [row_begin, row_begin + out) of a larger one.
+struct StoredMatrix {
+  LinearForm form = LinearForm::kF32;
+  DType dtype = DType::kF32;          // of a dense weight
+  const uint8_t* weight = nullptr;    // first needed row; bytes may be unaligned
+  const uint8_t* scale = nullptr;     // first scale row of the whole stored matrix; null for dense weights
+  int64_t in = 0;
+  int64_t out = 0;
+  int64_t row_begin = 0;
+  int64_t block_rows = 1;             // row o has scale row (row_begin + o) / block_rows
+  int64_t block_cols = 32;
+  int64_t scale_cols = 0;
+};
+
 class Linear {
  public:
   Linear();
@@ -72,6 +86,8 @@ class Linear {
   Products products() const;
   // EXL3 only, else null.
   const codec::Exl3View* exl3() const;
+  // Where a native matrix lies, also when it is kept unpacked; valid as long as the memory it was made from. Null for EXL3 and from_kn.
+  const StoredMatrix* stored() const;
 
   // y[n_rows, out] = x[n_rows, in] * W, fp32. y must not alias x.
   void apply(ThreadPool& pool, const float* x, int64_t n_rows, float* y) const;

@@ -23,7 +23,7 @@ SequenceState::SequenceState(const Config& config) {
   }
 }
 
-Status SequenceState::truncate(int64_t n_tokens) {
+Status SequencePosition::truncate(int64_t n_tokens) {
   if (n_tokens == 0) {
     reset();
     return ok_status();
@@ -34,19 +34,36 @@ Status SequenceState::truncate(int64_t n_tokens) {
                             std::to_string(kRewindRows) + " tokens can be taken back");
   }
   n_tokens_ = n_tokens;
+  return ok_status();
+}
+
+void SequencePosition::reset() {
+  n_tokens_ = 0;
+  high_water_ = 0;
+}
+
+void SequencePosition::advance(int64_t n) {
+  n_tokens_ += n;
+  high_water_ = std::max(high_water_, n_tokens_);
+}
+
+Status SequenceState::truncate(int64_t n_tokens) {
+  if (n_tokens == 0) {
+    reset();
+    return ok_status();
+  }
+  RETURN_IF_ERROR(position_.truncate(n_tokens));
   if (!engram_history.empty()) engram_history.resize(static_cast<size_t>(n_tokens));
   return ok_status();  // caches keep rows beyond; they are overwritten before they can be seen
 }
 
 void SequenceState::reset() {
-  n_tokens_ = 0;
-  high_water_ = 0;
+  position_.reset();
   engram_history.clear();
 }
 
 void SequenceState::advance(int64_t n) {
-  n_tokens_ += n;
-  high_water_ = std::max(high_water_, n_tokens_);
+  position_.advance(n);
 }
 
 int64_t SequenceState::size_bytes() const {

@@ -36,14 +36,30 @@ struct CompressedCache {
   int64_t n_group_slots = 0;
 };
 
-class SequenceState {
+// How far a sequence is, and how far it may go back.
+class SequencePosition {
  public:
   static constexpr int64_t kRewindRows = 16;
+
+  int64_t n_tokens() const { return n_tokens_; }
+  // At most kRewindRows below the highest position reached since the last reset (invalid_argument otherwise); 0 equals reset().
+  Status truncate(int64_t n_tokens);
+  void advance(int64_t n);
+  void reset();
+
+ private:
+  int64_t n_tokens_ = 0;
+  int64_t high_water_ = 0;
+};
+
+class SequenceState {
+ public:
+  static constexpr int64_t kRewindRows = SequencePosition::kRewindRows;
 
   explicit SequenceState(const Config& config);
 
   // Tokens processed so far; the next call starts at this position.
-  int64_t n_tokens() const { return n_tokens_; }
+  int64_t n_tokens() const { return position_.n_tokens(); }
   // Forgets tokens from `n_tokens` on. At most kRewindRows below the highest position reached since the last reset can
   // be taken back (invalid_argument otherwise); 0 is always allowed and equals reset().
   Status truncate(int64_t n_tokens);
@@ -58,8 +74,7 @@ class SequenceState {
   int64_t size_bytes() const;
 
  private:
-  int64_t n_tokens_ = 0;
-  int64_t high_water_ = 0;
+  SequencePosition position_;
 };
 
 }  // namespace espalier

@@ -159,7 +159,7 @@ Result<WeightLoader> WeightLoader::open(const std::string& dir, const LoadOption
 Result<Linear> WeightLoader::load_matrix(const MatrixSpec& spec) const {
   const TensorIndex& index = *impl_->index;
   const Config& c = impl_->config;
-  const WeightResidency residency = spec.expert >= 0 ? impl_->options.residency : WeightResidency::kUnpacked;
+  const WeightResidency residency = spec.expert >= 0 ? impl_->options.residency : impl_->options.dense_residency;
   const std::string stem = exl3_stem(index, spec);
   if (!stem.empty()) return load_exl3_matrix(index, stem, residency, impl_->options.products);
   const std::string name = native_name(spec);

@@ -104,7 +104,8 @@ struct DrafterGlobals {
 
 struct LoadOptions {
   std::string engram_dir;                                  // another folder that holds the Engram shards; empty: none
-  WeightResidency residency = WeightResidency::kUnpacked;  // routed experts; everything else is always unpacked
+  WeightResidency residency = WeightResidency::kUnpacked;        // routed experts
+  WeightResidency dense_residency = WeightResidency::kUnpacked;  // other matrices a quantizer may replace; small ones are unpacked
   Products products = Products::kExact;                    // of EXL3 matrices with the mul1 codebook
   // Token map for the Engram hash; empty: built from <dir>/tokenizer.json.
   std::vector<int32_t> engram_token_map;

@@ -1,0 +1,94 @@
+// One call in flight on a GPU: the blocks of the network as sequences of operations on one stream. The steps, their order and their
+// bits are those of model/block.cpp, attention.cpp, compression.cpp and moe.cpp. Internal to model/cuda.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "base/status.h"
+#include "device/stream.h"
+#include "model/cuda/device_weights.h"
+#include "model/cuda/sequence_cache.h"
+#include "model/cuda/steps.h"
+#include "model/cuda/workspace.h"
+#include "model/numerics.h"
+#include "model/project.h"
+
+namespace espalier::cuda {
+
+// Rows of one sequence on their way through the network; device memory of the workspace.
+struct DeviceRows {
+  int64_t start = 0;
+  int64_t n = 0;
+  float* h = nullptr;     // [n, HC, D]
+  float* next = nullptr;  // the same, where a sub-layer writes
+  float* pre = nullptr;   // [n, HC]
+  int64_t* positions = nullptr;  // [n] start + t
+  // Of the last index source that ran.
+  int32_t* selected = nullptr;      // [n, selected_stride]
+  int64_t* n_selected = nullptr;    // [n]
+  int64_t selected_stride = 0;
+  // Of the candidate source.
+  uint8_t* candidates = nullptr;  // [n, n_candidate_blocks]
+  int64_t n_candidate_blocks = 0;
+};
+
+class Run {
+ public:
+  Run(const DeviceWeights& weights, Numerics numerics, device::Stream& stream, Workspace& workspace, codec::cuda::ExpertPlan& plan)
+      : weights_(weights), config_(weights.config), numerics_(numerics), stream_(stream), workspace_(workspace), plan_(plan) {}
+
+  // y [n_rows, out] (rows y_stride apart) = x * W with the numerics' rounding points, as model/project.h.
+  Status project(const DeviceWeight& w, const float* x, int64_t x_stride, int64_t n_rows, Rounding rounding, float* y, int64_t y_stride);
+  // The same into new memory.
+  Result<float*> project(const DeviceWeight& w, const float* x, int64_t n_rows, Rounding rounding);
+  Status normalise(const float* x, const float* weight, int64_t d, int64_t n_rows, float* y);
+  Status round_if_vendor(float* x, int64_t n);
+  Status rotate(const DeviceAttention& w, const int64_t* positions, int64_t n_rows, int64_t n_heads, int64_t dim, bool is_inverse, float* x);
+
+  // Both sub-layers of a block; attention(x, y) queues the block's own.
+  Status block(const DeviceBlock& w, int64_t n_active, DeviceRows& rows, const std::function<Status(const float* x, float* y)>& attention);
+  Status moe(const DeviceMoe& w, int64_t n_active, const float* x, int64_t n_rows, float* y);
+  // Final collapse of rows from `first` on: out [n - first, D].
+  Status collapse(const DeviceRows& rows, int64_t first, float* out);
+
+  struct Queries {
+    float* qr = nullptr;
+    float* q = nullptr;
+  };
+  Result<Queries> make_queries(const DeviceAttention& w, const int64_t* positions, const float* x, int64_t n_rows);
+  Result<float*> make_window_keys(const DeviceAttention& w, const int64_t* positions, const float* x, int64_t n_rows);
+  // o [n_rows, n_heads, head_dim] of lists with n_places places each.
+  Result<float*> attend(const DeviceAttention& w, const float* q, const float* const* keys, const int64_t* begin, int64_t n_places,
+                        int64_t n_rows);
+  Status project_output(const DeviceAttention& w, const int64_t* positions, float* o, int64_t n_rows, float* y);
+
+  // A backbone layer's attention with its caches.
+  Status layer_attention(const DeviceAttention& w, int layer, SequenceCache& cache, DeviceRows& rows, const float* x, float* y);
+
+  device::Stream& stream() { return stream_; }
+  Workspace& workspace() { return workspace_; }
+  Numerics numerics() const { return numerics_; }
+  const Config& config() const { return config_; }
+
+ private:
+  struct Mix {
+    float *pre, *post, *comb;
+  };
+  Result<Mix> mixes(const DeviceMix& w, const float* h, int64_t n_rows);
+  Status sub_layer(DeviceRows& rows, const float* collapse_weights, const float* norm, const Mix& mix,
+                   const std::function<Status(const float* x, float* y)>& body);
+  Status compress(const DeviceAttention& w, int layer, SequenceCache& cache, const DeviceRows& rows, const float* x);
+  Result<float*> make_latents(const DeviceCompressor& w, int64_t ratio, CompressedRows& cache, const DeviceRows& rows, const float* x,
+                              int64_t n_new);
+  Status select_entries(const DeviceAttention& w, int layer, SequenceCache& cache, DeviceRows& rows, const float* x, const float* qr);
+
+  const DeviceWeights& weights_;
+  const Config& config_;
+  const Numerics numerics_;
+  device::Stream& stream_;
+  Workspace& workspace_;
+  codec::cuda::ExpertPlan& plan_;
+};
+
+}  // namespace espalier::cuda

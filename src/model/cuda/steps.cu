@@ -1,0 +1,154 @@
+#include "model/cuda/steps.h"
+
+#include "ops/cuda/lanes.cuh"
+
+namespace espalier::cuda {
+namespace {
+
+using ops::cuda::grid_for;
+using ops::cuda::kRowThreads;
+
+__device__ __forceinline__ int64_t first_index() { return int64_t{blockIdx.x} * blockDim.x + threadIdx.x; }
+__device__ __forceinline__ int64_t index_step() { return int64_t{gridDim.x} * blockDim.x; }
+
+__device__ __forceinline__ const float* row_at(const RowsByPosition& from, int64_t position) {
+  return position < from.start ? from.ring + position % from.n_slots * from.d : from.own + (position - from.start) * from.d;
+}
+
+__global__ void embed_rows_kernel(const uint16_t* embed, const int32_t* ids, int64_t n, int64_t n_streams, int64_t d, float* h, float* pre) {
+  for (int64_t at = first_index(); at < n * n_streams * d; at += index_step()) {
+    const int64_t row = at / d, t = row / n_streams;
+    h[at] = __uint_as_float(static_cast<uint32_t>(embed[int64_t{ids[t]} * d + at % d]) << 16);
+    if (at % d == 0) pre[row] = row % n_streams == 0 ? 1.0f : 0.0f;
+  }
+}
+
+__global__ void fill_positions_kernel(int64_t first, int64_t step, int64_t n, int64_t* positions) {
+  for (int64_t i = first_index(); i < n; i += index_step()) positions[i] = first + i * step;
+}
+
+__global__ void fill_visible_kernel(int64_t start, int64_t ratio, int64_t stride, int64_t n_rows, int64_t* n_visible, int64_t* begin) {
+  for (int64_t t = first_index(); t < n_rows; t += index_step()) {
+    n_visible[t] = (start + t + 1) / ratio;
+    begin[t] = t * stride;
+  }
+}
+
+__global__ void scale_kernel(float* x, int64_t n, float factor) {
+  for (int64_t i = first_index(); i < n; i += index_step()) x[i] *= factor;
+}
+
+__global__ void mean_of_streams_kernel(const float* h, int64_t n_rows, int64_t n_streams, int64_t d, float* out, int64_t out_stride) {
+  for (int64_t at = first_index(); at < n_rows * d; at += index_step()) {
+    const int64_t t = at / d, i = at % d;
+    const float* row = h + t * n_streams * d + i;
+    float sum = row[0];
+    for (int64_t s = 1; s < n_streams; ++s) sum += row[s * d];
+    out[t * out_stride + i] = sum / static_cast<float>(n_streams);
+  }
+}
+
+__global__ void join_experts_kernel(const float* outputs, const float* shared, int64_t n_rows, int64_t n_active, int64_t d, float* y) {
+  for (int64_t at = first_index(); at < n_rows * d; at += index_step()) {
+    const int64_t t = at / d, j = at % d;
+    float sum = 0.0f;
+    for (int64_t i = 0; i < n_active; ++i) sum += outputs[(t * n_active + i) * d + j];
+    y[at] = sum + shared[at];
+  }
+}
+
+__global__ void point_to_rows_kernel(RowsByPosition from, int64_t first, int64_t n, const float** rows) {
+  for (int64_t i = first_index(); i < n; i += index_step()) rows[i] = row_at(from, first + i);
+}
+
+__global__ void write_ring_kernel(const float* own, int64_t start, int64_t skip, int64_t n, int64_t n_slots, int64_t d, float* ring) {
+  for (int64_t at = first_index(); at < (n - skip) * d; at += index_step()) {
+    const int64_t t = skip + at / d;
+    ring[(start + t) % n_slots * d + at % d] = own[t * d + at % d];
+  }
+}
+
+__global__ void make_key_lists_kernel(KeyListParams p) {
+  for (int64_t at = first_index(); at < p.n_rows * p.n_places; at += index_step()) {
+    const int64_t t = at / p.n_places, i = at % p.n_places, position = p.window.start + t;
+    const float* key = nullptr;
+    if (i < p.n_window) {
+      const int64_t j = (position >= p.window_size ? position - p.window_size + 1 : 0) + i;
+      if (j <= position) key = row_at(p.window, j);
+    } else if (i - p.n_window < p.n_selected[t]) {
+      key = p.entries + p.selected[t * p.selected_stride + i - p.n_window] * p.window.d;
+    }
+    p.keys[at] = key;
+    if (i == 0) p.begin[t] = at;
+    if (at == p.n_rows * p.n_places - 1) p.begin[p.n_rows] = at + 1;
+  }
+}
+
+__global__ void make_draft_lists_kernel(RowsByPosition from, int64_t first, int64_t n_rows, const float** keys, int64_t* begin) {
+  const int64_t n_places = from.start - first + n_rows;
+  for (int64_t at = first_index(); at < n_rows * n_places; at += index_step()) {
+    keys[at] = row_at(from, first + at % n_places);
+    if (at % n_places == 0) begin[at / n_places] = at;
+    if (at == n_rows * n_places - 1) begin[n_rows] = at + 1;
+  }
+}
+
+}  // namespace
+
+Status embed_rows(device::Stream& stream, const uint16_t* embed, const int32_t* ids, int64_t n, int64_t n_streams, int64_t d, float* h,
+                  float* pre) {
+  embed_rows_kernel<<<grid_for(n * n_streams * d, kRowThreads), kRowThreads, 0, stream.handle()>>>(embed, ids, n, n_streams, d, h, pre);
+  return stream.launched("embed_rows_kernel");
+}
+
+Status fill_positions(device::Stream& stream, int64_t first, int64_t step, int64_t n, int64_t* positions) {
+  fill_positions_kernel<<<grid_for(n, kRowThreads), kRowThreads, 0, stream.handle()>>>(first, step, n, positions);
+  return stream.launched("fill_positions_kernel");
+}
+
+Status fill_visible(device::Stream& stream, int64_t start, int64_t ratio, int64_t stride, int64_t n_rows, int64_t* n_visible,
+                    int64_t* begin) {
+  fill_visible_kernel<<<grid_for(n_rows, kRowThreads), kRowThreads, 0, stream.handle()>>>(start, ratio, stride, n_rows, n_visible, begin);
+  return stream.launched("fill_visible_kernel");
+}
+
+Status scale(device::Stream& stream, float* x, int64_t n, float factor) {
+  scale_kernel<<<grid_for(n, kRowThreads), kRowThreads, 0, stream.handle()>>>(x, n, factor);
+  return stream.launched("scale_kernel");
+}
+
+Status mean_of_streams(device::Stream& stream, const float* h, int64_t n_rows, int64_t n_streams, int64_t d, float* out, int64_t out_stride) {
+  mean_of_streams_kernel<<<grid_for(n_rows * d, kRowThreads), kRowThreads, 0, stream.handle()>>>(h, n_rows, n_streams, d, out, out_stride);
+  return stream.launched("mean_of_streams_kernel");
+}
+
+Status join_experts(device::Stream& stream, const float* outputs, const float* shared, int64_t n_rows, int64_t n_active, int64_t d, float* y) {
+  join_experts_kernel<<<grid_for(n_rows * d, kRowThreads), kRowThreads, 0, stream.handle()>>>(outputs, shared, n_rows, n_active, d, y);
+  return stream.launched("join_experts_kernel");
+}
+
+Status point_to_rows(device::Stream& stream, const RowsByPosition& from, int64_t first, int64_t n, const float** rows) {
+  if (n == 0) return ok_status();
+  point_to_rows_kernel<<<grid_for(n, kRowThreads), kRowThreads, 0, stream.handle()>>>(from, first, n, rows);
+  return stream.launched("point_to_rows_kernel");
+}
+
+Status write_ring(device::Stream& stream, const float* own, int64_t start, int64_t n, int64_t n_slots, int64_t d, float* ring) {
+  const int64_t skip = n > n_slots ? n - n_slots : 0;
+  if (n == 0) return ok_status();
+  write_ring_kernel<<<grid_for((n - skip) * d, kRowThreads), kRowThreads, 0, stream.handle()>>>(own, start, skip, n, n_slots, d, ring);
+  return stream.launched("write_ring_kernel");
+}
+
+Status make_key_lists(device::Stream& stream, const KeyListParams& p) {
+  make_key_lists_kernel<<<grid_for(p.n_rows * p.n_places, kRowThreads), kRowThreads, 0, stream.handle()>>>(p);
+  return stream.launched("make_key_lists_kernel");
+}
+
+Status make_draft_lists(device::Stream& stream, const RowsByPosition& from, int64_t first, int64_t n_rows, const float** keys, int64_t* begin) {
+  const int64_t n_places = from.start - first + n_rows;
+  make_draft_lists_kernel<<<grid_for(n_rows * n_places, kRowThreads), kRowThreads, 0, stream.handle()>>>(from, first, n_rows, keys, begin);
+  return stream.launched("make_draft_lists_kernel");
+}
+
+}  // namespace espalier::cuda
