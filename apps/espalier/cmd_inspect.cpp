@@ -1,38 +1,60 @@
 // `espalier inspect MODEL`: what is in a folder, from headers only.
+#include <sys/ioctl.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "apps/espalier/command.h"
+#include "apps/espalier/inspect_text.h"
 #include "format/json.h"
-#include "model/inventory.h"
+#include "model/folder.h"
+#include "model/pack_plan.h"
 
 namespace espalier::app {
 namespace {
 
-struct Options {
+struct Flags {
   std::string model;
   std::string engram_dir;
+  bool plan_memory = false;
+  bool layers = false;
+  bool heat_map = false;
+  int64_t ranks = 1, context = 0, slots = 1;
+  double node_gib = 112;
 };
 
-std::string width_text(int k2) { return k2 % 2 == 0 ? std::to_string(k2 / 2) : std::to_string(k2 / 2) + ".5"; }
+Json counts_json(const WidthCounts& counts) {
+  Json out = Json::object();
+  for (const auto& [k2, count] : counts) out[width_text_of(k2)] = count;
+  return out;
+}
 
-Json to_json(const Inventory& inventory) {
-  Json widths = Json::object();
-  for (const auto& [part, histogram] : inventory.widths) {
-    for (const auto& [k2, count] : histogram) widths[part][width_text(k2)] = count;
+Json to_json(const Inventory& inventory, const Config& config) {
+  Json widths = Json::object(), by_layer = Json::object(), bytes = Json::object(), native = Json::object();
+  for (const auto& [part, counts] : inventory.widths) widths[part] = counts_json(counts);
+  for (const auto& [block, projections] : inventory.widths_by_block) {
+    const std::string prefix = block < 0 ? "" : block_prefix(config, block);
+    for (const auto& [projection, counts] : projections) by_layer[prefix + projection] = counts_json(counts);
   }
-  Json bytes = Json::object();
   for (const auto& [part, size] : inventory.bytes_by_part) bytes[part] = size;
+  for (const auto& [part, forms] : inventory.native) native[part] = forms;
   return {{"family", layout_name(inventory.layout)},
           {"n_tensors", inventory.n_tensors},
           {"n_files", inventory.n_files},
           {"bytes", inventory.bytes},
           {"bytes_by_part", bytes},
-          {"bpw", {{"routed_stored", inventory.bpw_routed_stored}, {"card", inventory.bpw_card}}},
+          {"bpw",
+           {{"routed_stored", inventory.bpw_routed_stored},
+            {"routed_read", inventory.bpw_routed_read ? Json(*inventory.bpw_routed_read) : Json(nullptr)},
+            {"card", inventory.bpw_card}}},
           {"n_matrices", inventory.n_matrices},
           {"n_exl3", inventory.n_exl3},
           {"widths", widths},
+          {"widths_by_layer", by_layer},
+          {"native", native},
           {"missing", inventory.missing},
           {"unexpected", inventory.unexpected},
           {"missing_files", inventory.missing_files},
@@ -40,45 +62,71 @@ Json to_json(const Inventory& inventory) {
           {"problems", inventory.problems}};
 }
 
-void print_list(const char* title, const std::vector<std::string>& names) {
-  if (names.empty()) return;
-  std::printf("%s: %zu tensors, first %s\n", title, names.size(), names.front().c_str());
+Json to_json(const MemoryPlan& plan) {
+  Json weights = Json::object();
+  for (const auto& [part, bytes] : plan.weights) weights[part] = bytes;
+  return {{"ranks", plan.request.ranks},
+          {"context", plan.request.context},
+          {"slots", plan.request.slots},
+          {"weights", weights},
+          {"weight_bytes", plan.weight_bytes},
+          {"kv_bytes_per_token", plan.kv_bytes_per_token},
+          {"kv_bytes", plan.kv_bytes},
+          {"slot_bytes", plan.slot_bytes},
+          {"engine_bytes", plan.engine_bytes},
+          {"reserve_bytes", plan.reserve_bytes},
+          {"total_bytes", plan.total_bytes},
+          {"available_bytes", plan.request.available_bytes},
+          {"fits", plan.fits},
+          {"pool_tokens", plan.pool_tokens}};
 }
 
-void print_text(const std::string& dir, const Inventory& inventory) {
-  std::printf("%s: family %s, %ld tensors in %ld files, %.1f MB\n", dir.c_str(), std::string(layout_name(inventory.layout)).c_str(),
-              static_cast<long>(inventory.n_tensors), static_cast<long>(inventory.n_files),
-              static_cast<double>(inventory.bytes) / 1e6);
-  if (inventory.n_exl3 > 0) {
-    std::printf("EXL3: %ld of %ld matrices; %.4f bits per weight (card), %.4f over the routed experts\n",
-                static_cast<long>(inventory.n_exl3), static_cast<long>(inventory.n_matrices), inventory.bpw_card,
-                inventory.bpw_routed_stored);
+// Cells of the heat map beside the layer's name and mean.
+int heat_columns() {
+  winsize size{};
+  const bool known = ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 40;
+  return known ? size.ws_col - 20 : 96;
+}
+
+Result<int> run(const Flags& flags, CommandContext& context) {
+  ASSIGN_OR_RETURN(const std::string dir, resolve_model(flags.model));
+  ASSIGN_OR_RETURN(const Config config, load_config(dir));
+  ASSIGN_OR_RETURN(const TensorIndex index, open_model_index(dir, flags.engram_dir, true));
+  ASSIGN_OR_RETURN(const Inventory inventory, take_inventory(index, config));
+  std::optional<MemoryPlan> memory;
+  if (flags.plan_memory) {
+    MemoryRequest request{flags.ranks, flags.context, flags.slots,
+                          static_cast<uint64_t>(flags.node_gib * static_cast<double>(uint64_t{1} << 30))};
+    ASSIGN_OR_RETURN(memory, plan_memory(index, config, request));
   }
-  for (const auto& [part, size] : inventory.bytes_by_part) {
-    std::printf("  %-14s %10.2f MB", part.c_str(), static_cast<double>(size) / 1e6);
-    if (const auto it = inventory.widths.find(part); it != inventory.widths.end()) {
-      std::printf("   widths:");
-      for (const auto& [k2, count] : it->second) std::printf(" %s x %ld", width_text(k2).c_str(), static_cast<long>(count));
-    }
-    std::printf("\n");
+  if (context.common.json) {
+    Json doc = to_json(inventory, config);
+    doc["memory"] = memory ? to_json(*memory) : Json(nullptr);
+    print_json(dump_json(doc, 2));
+    return 0;
   }
-  print_list("missing", inventory.missing);
-  print_list("unexpected", inventory.unexpected);
+  print_inventory(dir, inventory);
+  if (flags.layers) print_layers(inventory, config);
+  if (flags.heat_map) print_heat_map(inventory, config, heat_columns(), ::isatty(STDOUT_FILENO) == 1);
+  if (memory) print_memory(*memory);
+  return 0;
 }
 
 }  // namespace
 
 void add_inspect(CommandTable& table) {
-  auto options = std::make_shared<Options>();
-  CLI::App* app = table.add("inspect", "What is in a model folder, from headers only", [options](CommandContext& context) -> Result<int> {
-    ASSIGN_OR_RETURN(const std::string dir, resolve_model(options->model));
-    ASSIGN_OR_RETURN(const Inventory inventory, take_inventory(dir, options->engram_dir));
-    if (context.common.json) print_json(dump_json(to_json(inventory), 2));
-    else print_text(dir, inventory);
-    return 0;
-  });
-  app->add_option("MODEL", options->model, "Checkpoint or pack folder, or 'pocket'")->required();
-  app->add_option("--engram", options->engram_dir, "Folder that holds the Engram shards");
+  const auto flags = std::make_shared<Flags>();
+  CLI::App* app = table.add("inspect", "What is in a model folder, from headers only",
+                            [flags](CommandContext& context) { return run(*flags, context); });
+  app->add_option("MODEL", flags->model, "Checkpoint or pack folder, or 'pocket'")->required();
+  app->add_option("--engram", flags->engram_dir, "Folder that holds the Engram shards");
+  app->add_flag("--layers", flags->layers, "Widths of every layer and projection");
+  app->add_flag("--heat-map", flags->heat_map, "Mean width of every expert, layer by layer");
+  app->add_flag("--plan-memory", flags->plan_memory, "What serving it takes per rank");
+  app->add_option("--ranks", flags->ranks, "Machines that share the weights");
+  app->add_option("--context", flags->context, "Tokens per slot; 0: the model's limit")->check(CLI::NonNegativeNumber);
+  app->add_option("--slots", flags->slots, "Requests at the same time");
+  app->add_option("--node-gib", flags->node_gib, "Memory of a machine before loading")->check(CLI::Range(0.001, 1e6));
 }
 
 }  // namespace espalier::app

@@ -1,5 +1,6 @@
 #include "format/json.h"
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <unordered_set>
@@ -33,7 +34,7 @@ class StrictBuilder : public nlohmann::json_sax<Json> {
   bool start_array(std::size_t) override { return open(Json::array()); }
   bool end_array() override { return close(); }
   bool key(string_t& name) override {
-    if (!keys_.back().insert(name).second) return fail("key '" + name.substr(0, 80) + "' appears twice in one object");
+    if (!is_new_key(name)) return fail("key '" + name.substr(0, 80) + "' appears twice in one object");
     key_ = std::move(name);
     return true;
   }
@@ -51,6 +52,21 @@ class StrictBuilder : public nlohmann::json_sax<Json> {
     return false;
   }
 
+  // Small objects (a tensor of a header: three keys) are searched in place; only larger ones are worth a set.
+  bool is_new_key(const std::string& name) {
+    constexpr size_t kSmall = 8;
+    const Json::object_t& object = stack_.back()->get_ref<const Json::object_t&>();
+    std::unordered_set<std::string>& keys = keys_[stack_.size() - 1];
+    if (object.size() < kSmall) {
+      return std::none_of(object.begin(), object.end(), [&](const auto& item) { return item.first == name; });
+    }
+    if (object.size() == kSmall) {
+      keys.clear();
+      for (const auto& item : object) keys.insert(item.first);
+    }
+    return keys.insert(name).second;
+  }
+
   Json* place(Json value) {
     if (stack_.empty()) {
       root_ = std::move(value);
@@ -61,9 +77,12 @@ class StrictBuilder : public nlohmann::json_sax<Json> {
       parent.push_back(std::move(value));
       return &parent.back();
     }
-    // The key is new (checked in key()), so append without ordered_json's linear search.
-    parent.get_ref<Json::object_t&>().Container::emplace_back(std::move(key_), std::move(value));
-    return &parent.get_ref<Json::object_t&>().back().second;
+    // The key is new (checked in key()), so append without ordered_json's linear search. Its members are copied when it grows
+    // (their keys are const), so it grows in large steps.
+    auto& members = static_cast<Json::object_t::Container&>(parent.get_ref<Json::object_t&>());
+    if (members.size() == members.capacity() && members.size() >= 16) members.reserve(8 * members.size());
+    members.emplace_back(std::move(key_), std::move(value));
+    return &members.back().second;
   }
 
   bool put(Json value) {
@@ -74,20 +93,19 @@ class StrictBuilder : public nlohmann::json_sax<Json> {
   bool open(Json value) {
     if (stack_.size() >= kMaxDepth) return fail("nested deeper than " + std::to_string(kMaxDepth) + " levels");
     stack_.push_back(place(std::move(value)));
-    keys_.emplace_back();
+    if (keys_.size() < stack_.size()) keys_.emplace_back();
     return true;
   }
 
   bool close() {
     stack_.pop_back();
-    keys_.pop_back();
     return true;
   }
 
   Json& root_;
   std::string_view what_;
   std::vector<Json*> stack_;
-  std::vector<std::unordered_set<std::string>> keys_;
+  std::vector<std::unordered_set<std::string>> keys_;  // by depth, of the object that is open there
   std::string key_;
   std::string error_;
 };
