@@ -20,11 +20,12 @@ struct Flags {
   int64_t rows = 0;
 };
 
-Result<std::shared_ptr<const Model>> load(const std::string& dir, const Flags& flags, ThreadPool& pool) {
+Result<LoadedModel> load(const std::string& dir, const Flags& flags, CommandContext& context) {
   LoadOptions options;
   options.engram_dir = flags.engram;
   options.products = *products_from_name(flags.products);
-  return Model::load(dir, options, pool);
+  ASSIGN_OR_RETURN(const std::optional<int> device, choose_device(context.common, options.products));
+  return LoadedModel::load(dir, options, device, context.pool);
 }
 
 Status write_results(const std::string& out, const EvalResult& result, const EvalProvenance& provenance) {
@@ -58,20 +59,19 @@ Result<int> run(const Flags& flags, bool pair, CommandContext& context) {
   provenance.options.products = *products_from_name(flags.products);
   provenance.options.chunk = flags.chunk;
 
-  ASSIGN_OR_RETURN(const std::shared_ptr<const Model> reference, load(reference_dir, flags, context.pool));
+  ASSIGN_OR_RETURN(const LoadedModel reference, load(reference_dir, flags, context));
   ASSIGN_OR_RETURN(provenance.reference_id, model_identity(reference_dir));
   const auto start = std::chrono::steady_clock::now();
   Result<EvalResult> outcome = internal_error("not run");
   if (pair) {
-    std::shared_ptr<const Model> candidate =
-        reference;  // one folder on both sides: its weights are loaded once, run twice
+    LoadedModel candidate = reference;  // one folder on both sides: its weights are loaded once, run twice
     if (!std::filesystem::equivalent(reference_dir, candidate_dir, ec)) {
-      ASSIGN_OR_RETURN(candidate, load(candidate_dir, flags, context.pool));
+      ASSIGN_OR_RETURN(candidate, load(candidate_dir, flags, context));
     }
     ASSIGN_OR_RETURN(provenance.candidate_id, model_identity(candidate_dir));
-    outcome = evaluate_kl(*reference, *candidate, panel, provenance.options, context.progress, context.pool);
+    outcome = evaluate_kl(reference, candidate, panel, provenance.options, context.progress, context.pool);
   } else {
-    outcome = evaluate_ppl(*reference, panel, provenance.options, context.progress, context.pool);
+    outcome = evaluate_ppl(reference, panel, provenance.options, context.progress, context.pool);
   }
   if (!outcome.ok()) return std::move(outcome).error();
   EvalResult& result = *outcome;
@@ -109,12 +109,14 @@ void add_eval(CommandTable& table) {
   const auto kl_flags = std::make_shared<Flags>();
   CLI::App* kl = table.add_to(group, "kl", "KL divergence, top-1 agreement and perplexity of two models",
                               [kl_flags](CommandContext& context) { return run(*kl_flags, true, context); });
+  table.runs_on_gpu(kl);
   kl->add_option("--reference", kl_flags->reference, "Native model folder, or 'pocket'")->required();
   kl->add_option("--candidate", kl_flags->candidate, "Quantized model folder")->required();
   add_shared(kl, kl_flags.get());
   const auto ppl_flags = std::make_shared<Flags>();
   CLI::App* ppl = table.add_to(group, "ppl", "Perplexity of one model",
                                [ppl_flags](CommandContext& context) { return run(*ppl_flags, false, context); });
+  table.runs_on_gpu(ppl);
   ppl->add_option("model", ppl_flags->model, "Model folder, or 'pocket'")->required();
   add_shared(ppl, ppl_flags.get());
 }

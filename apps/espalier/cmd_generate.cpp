@@ -105,6 +105,7 @@ Result<int> run_generate(const GenerateFlags& flags, CommandContext& context) {
   network.numerics = *numerics_from_name(flags.numerics);
   network.products = *products_from_name(flags.products);
   network.engram_dir = flags.engram_dir;
+  ASSIGN_OR_RETURN(network.device, choose_device(context.common, network.products));
   EngineOptions options;
   options.context = flags.context;
 
@@ -155,6 +156,7 @@ void add_generate(CommandTable& table) {
   auto flags = std::make_shared<GenerateFlags>();
   CLI::App* app = table.add("generate", "Generate a reply to a text, a chat or token ids",
                             [flags](CommandContext& context) { return run_generate(*flags, context); });
+  table.runs_on_gpu(app);
   app->add_option("model", flags->model, "Folder of a checkpoint or pack, or 'pocket'")->required();
   CLI::Option_group* source = app->add_option_group("Prompt");
   source->add_option("--prompt", flags->prompt, "Text to continue");

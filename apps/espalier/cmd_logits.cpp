@@ -8,7 +8,7 @@
 #include "base/simd_tier.h"
 #include "format/json.h"
 #include "format/safetensors.h"
-#include "model/forward.h"
+#include "model/loaded_model.h"
 
 namespace espalier::app {
 namespace {
@@ -45,7 +45,7 @@ Result<std::vector<std::vector<int32_t>>> read_prompts(const std::string& path) 
 }
 
 // Logits [n, vocab] of one prompt: prefill in chunks, then one position at a time from `decode_from`.
-Result<Tensor> prompt_logits(const Model& model, const std::vector<int32_t>& ids, const LogitsOptions& o,
+Result<Tensor> prompt_logits(const LoadedModel& model, const std::vector<int32_t>& ids, const LogitsOptions& o,
                              Numerics numerics, CommandContext& context) {
   const int64_t n = static_cast<int64_t>(ids.size());
   const int64_t vocab = model.config().vocab;
@@ -53,19 +53,16 @@ Result<Tensor> prompt_logits(const Model& model, const std::vector<int32_t>& ids
     return resource_exhausted("expected at most " + std::to_string(model.config().max_positions) +
                               " tokens (max_position_embeddings), found " + std::to_string(n) + "; shorten the prompt");
   }
-  SequenceState state(model.config());
-  ForwardOptions options;
-  options.numerics = numerics;
-  options.all_logits = true;
-  if (o.chunk > 0) options.chunk = o.chunk;
+  ASSIGN_OR_RETURN(const LoadedModel::Feed feed, model.open(numerics, context.pool));
+  const int64_t chunk = o.chunk > 0 ? o.chunk : ForwardOptions().chunk;
   Tensor logits(DType::kF32, {n, vocab});
   const int64_t prefill = o.decode_from < 0 ? n : std::min(o.decode_from, n);
   for (int64_t done = 0; done < n;) {
     if (context.progress.is_cancelled()) return cancelled("logits: stopped");
-    const int64_t rows = done < prefill ? std::min(options.chunk, prefill - done) : 1;
+    const int64_t rows = done < prefill ? std::min(chunk, prefill - done) : 1;
     const std::span<const int32_t> part(ids.data() + done, static_cast<size_t>(rows));
-    ASSIGN_OR_RETURN(const ForwardResult result, forward(model, state, part, options, context.pool));
-    std::copy_n(result.logits.f32(), rows * vocab, logits.f32() + done * vocab);
+    ASSIGN_OR_RETURN(const Tensor part_logits, feed(part));
+    std::copy_n(part_logits.f32(), rows * vocab, logits.f32() + done * vocab);
     done += rows;
     context.progress.advance(rows);
   }
@@ -88,13 +85,14 @@ Result<int> run(const LogitsOptions& o, CommandContext& context) {
   LoadOptions load;
   load.engram_dir = o.engram;
   load.products = *products_from_name(o.products);
-  ASSIGN_OR_RETURN(const auto model, Model::load(dir, load, context.pool));
+  ASSIGN_OR_RETURN(const std::optional<int> device, choose_device(context.common, load.products));
+  ASSIGN_OR_RETURN(const LoadedModel model, LoadedModel::load(dir, load, device, context.pool));
   int64_t total = 0;
   for (const auto& ids : prompts) total += static_cast<int64_t>(ids.size());
   context.progress.begin("logits", total);
   std::vector<Tensor> logits;
   for (size_t i = 0; i < prompts.size(); ++i) {
-    auto result = prompt_logits(*model, prompts[i], o, *numerics, context);
+    auto result = prompt_logits(model, prompts[i], o, *numerics, context);
     if (!result.ok()) return std::move(result).error().with_context("prompt " + std::to_string(i));
     logits.push_back(std::move(*result));
   }
@@ -114,6 +112,7 @@ void add_logits(CommandTable& table) {
   auto o = std::make_shared<LogitsOptions>();
   CLI::App* app =
       table.add("logits", "Logits of every position of token lists", [o](CommandContext& c) { return run(*o, c); });
+  table.runs_on_gpu(app);
   app->add_option("model", o->model, "Model folder, or 'pocket'")->required();
   app->add_option("--tokens", o->tokens, "JSON file: an array of arrays of token ids")->required();
   app->add_option("--out", o->out, "Safetensors file to write: logits.0, logits.1, … f32 [n, vocab]")->required();

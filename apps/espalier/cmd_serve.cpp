@@ -55,6 +55,7 @@ Result<int> run_serve(const ServeFlags& flags, CommandContext& context) {
   network.numerics = *numerics_from_name(flags.numerics);
   network.products = *products_from_name(flags.products);
   network.engram_dir = flags.engram_dir;
+  ASSIGN_OR_RETURN(network.device, choose_device(context.common, network.products));
   EngineOptions engine_options;
   engine_options.context = flags.context;
   ASSIGN_OR_RETURN(auto engine, load_engine(dir, network, engine_options, context.pool));
@@ -92,6 +93,7 @@ void add_serve(CommandTable& table) {
   auto flags = std::make_shared<ServeFlags>();
   CLI::App* app = table.add("serve", "Serve a model over HTTP (OpenAI's API)",
                             [flags](CommandContext& context) { return run_serve(*flags, context); });
+  table.runs_on_gpu(app);
   app->add_option("model", flags->model, "Folder of a checkpoint or pack, or 'pocket'")->required();
   app->add_option("--host", flags->server.host, "Address to listen on")->capture_default_str();
   app->add_option("--port", flags->server.port, "Port; 0 picks a free one")->capture_default_str()->check(CLI::Range(0, 65535));

@@ -3,10 +3,12 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <cstdio>
 #include <filesystem>
 
 #include "base/file.h"
+#include "device/device.h"
 
 namespace espalier::app {
 
@@ -37,8 +39,30 @@ CLI::App* CommandTable::add_to(CLI::App* group, const std::string& name, const s
   app->add_option("--log-level", common_.log_level, "debug, info, warning or error")
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}))
       ->group("Common");
-  entries_.push_back({app, std::move(body)});
+  entries_.push_back({app, std::move(body), false});
   return app;
+}
+
+void CommandTable::runs_on_gpu(CLI::App* app) {
+  for (Entry& entry : entries_) {
+    if (entry.app == app) entry.runs_on_gpu = true;
+  }
+}
+
+Result<std::optional<int>> choose_device(const CommonOptions& common, Products products) {
+  if (common.device == "cpu") return std::optional<int>();
+  if (common.device.empty()) {
+    return products == Products::kExact && device::list_devices().ok() ? std::optional<int>(0) : std::optional<int>();
+  }
+  int index = 0;
+  const std::string number = common.device == "cuda" ? "0" : common.device.substr(0, 5) == "cuda:" ? common.device.substr(5) : "";
+  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), index);
+  if (number.empty() || error != std::errc() || end != number.data() + number.size()) {
+    return invalid_argument("--device: expected cpu, cuda or cuda:N, found '" + common.device + "'");
+  }
+  auto found = device::find_device(index);
+  if (!found.ok()) return std::move(found).error().with_context("--device " + common.device);
+  return std::optional<int>(index);
 }
 
 Result<std::string> resolve_model(const std::string& argument) {

@@ -7,12 +7,14 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/progress.h"
 #include "base/status.h"
 #include "base/thread_pool.h"
+#include "model/products.h"
 
 namespace CLI {
 class App;
@@ -50,9 +52,13 @@ class CommandTable {
   CLI::App* add_group(const std::string& name, const std::string& help);
   CLI::App* add_to(CLI::App* group, const std::string& name, const std::string& help, CommandBody body);
 
+  // The command `app` asks choose_device; the others refuse --device cuda.
+  void runs_on_gpu(CLI::App* app);
+
   struct Entry {
     CLI::App* app;
     CommandBody body;
+    bool runs_on_gpu = false;
   };
   const std::vector<Entry>& entries() const { return entries_; }
   CommonOptions& common() { return common_; }
@@ -62,6 +68,10 @@ class CommandTable {
   CommonOptions common_;
   std::vector<Entry> entries_;
 };
+
+// --device -> a GPU's index, or absent for the CPU. Without the flag: the first GPU when one is usable and products are exact, else the
+// CPU. Errors: unavailable, saying why, when a GPU is asked for and there is none; invalid_argument for another text or number.
+Result<std::optional<int>> choose_device(const CommonOptions& common, Products products);
 
 // MODEL argument -> folder: "pocket" names the bundled model (models/pocket beside the program's source or install).
 Result<std::string> resolve_model(const std::string& argument);

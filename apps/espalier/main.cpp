@@ -100,11 +100,10 @@ int run(int argc, char** argv) {
   }
 
   const CommonOptions& common = table.common();
-  if (!common.device.empty() && common.device != "cpu") {
-    const bool known = common.device == "cuda" || common.device.rfind("cuda:", 0) == 0;
-    print_error(known ? "--device " + common.device + ": this build runs on the CPU only; use --device cpu"
-                      : "--device: expected cpu, cuda or cuda:N, found '" + common.device + "'");
-    return known ? 4 : 2;
+  const bool names_gpu = common.device == "cuda" || common.device.rfind("cuda:", 0) == 0;
+  if (!common.device.empty() && common.device != "cpu" && !names_gpu) {
+    print_error("--device: expected cpu, cuda or cuda:N, found '" + common.device + "'");
+    return 2;
   }
   if (common.threads < 0 || common.threads > 1024) {
     print_error("--threads: expected 0 (all) to 1024, found " + std::to_string(common.threads));
@@ -112,6 +111,10 @@ int run(int argc, char** argv) {
   }
   for (const CommandTable::Entry& entry : table.entries()) {
     if (!entry.app->parsed()) continue;
+    if (names_gpu && !entry.runs_on_gpu) {
+      print_error("--device " + common.device + ": '" + entry.app->get_name() + "' runs on the CPU only; use --device cpu");
+      return 4;
+    }
     const auto sink = install_console_log(common);
     ThreadPool pool(common.threads);
     const auto progress = make_console_progress(common);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <optional>
 
 namespace espalier {
 namespace {
@@ -10,16 +11,14 @@ namespace {
 // Runs one sequence through a model in chunks; the logits of the newest chunk are in `logits`.
 class SequenceRun {
  public:
-  SequenceRun(const Model& model, const EvalOptions& options, ThreadPool& pool)
-      : model_(model), state_(model.config()), pool_(pool) {
-    forward_.numerics = options.numerics;
-    forward_.all_logits = true;
+  static Result<SequenceRun> open(const LoadedModel& model, const EvalOptions& options, ThreadPool& pool) {
+    SequenceRun run;
+    ASSIGN_OR_RETURN(run.feed_, model.open(options.numerics, pool));
+    return run;
   }
 
   Status step(std::span<const int32_t> ids) {
-    forward_.chunk = static_cast<int64_t>(ids.size());
-    ASSIGN_OR_RETURN(ForwardResult result, forward(model_, state_, ids, forward_, pool_));
-    logits = std::move(result.logits);
+    ASSIGN_OR_RETURN(logits, feed_(ids));
     return ok_status();
   }
 
@@ -31,21 +30,19 @@ class SequenceRun {
   Tensor logits;  // [chunk, vocab]
 
  private:
-  const Model& model_;
-  SequenceState state_;
-  ForwardOptions forward_;
-  ThreadPool& pool_;
+  SequenceRun() = default;
+  LoadedModel::Feed feed_;
 };
 
 bool all_finite(std::span<const float> values) {
   return std::all_of(values.begin(), values.end(), [](float x) { return std::isfinite(x); });
 }
 
-Status check_panel(const Model& model, const Dataset& panel) {
+Status check_panel(const LoadedModel& model, const Dataset& panel) {
   return check_dataset_fits(panel, model.config().vocab, model.config().max_positions, "panel");
 }
 
-Result<EvalResult> evaluate(const Model& reference, const Model* candidate, const Dataset& panel,
+Result<EvalResult> evaluate(const LoadedModel& reference, const LoadedModel* candidate, const Dataset& panel,
                             const EvalOptions& options, Progress& progress, ThreadPool& pool) {
   RETURN_IF_ERROR(check_panel(reference, panel));
   EvalResult out;
@@ -68,9 +65,11 @@ Result<EvalResult> evaluate(const Model& reference, const Model* candidate, cons
     }
     const size_t domain = domain_index.at(row.domain);
     DomainScore& domain_score = out.domains[domain];
-    SequenceRun reference_run(reference, options, pool);
+    ASSIGN_OR_RETURN(SequenceRun reference_run, SequenceRun::open(reference, options, pool));
     std::optional<SequenceRun> candidate_run;
-    if (candidate != nullptr) candidate_run.emplace(*candidate, options, pool);
+    if (candidate != nullptr) {
+      ASSIGN_OR_RETURN(candidate_run, SequenceRun::open(*candidate, options, pool));
+    }
     size_t next = 0;  // first scored position not yet handled
     const auto n_ids = static_cast<int64_t>(row.ids.size());
     for (int64_t begin = 0; begin < n_ids && next < scored.size(); begin += options.chunk) {
@@ -138,7 +137,7 @@ Result<EvalResult> evaluate(const Model& reference, const Model* candidate, cons
 
 }  // namespace
 
-Result<EvalResult> evaluate_kl(const Model& reference, const Model& candidate, const Dataset& panel,
+Result<EvalResult> evaluate_kl(const LoadedModel& reference, const LoadedModel& candidate, const Dataset& panel,
                                const EvalOptions& options, Progress& progress, ThreadPool& pool) {
   if (reference.config().vocab != candidate.config().vocab) {
     return failed_precondition(
@@ -149,7 +148,7 @@ Result<EvalResult> evaluate_kl(const Model& reference, const Model& candidate, c
   return evaluate(reference, &candidate, panel, options, progress, pool);
 }
 
-Result<EvalResult> evaluate_ppl(const Model& model, const Dataset& panel, const EvalOptions& options,
+Result<EvalResult> evaluate_ppl(const LoadedModel& model, const Dataset& panel, const EvalOptions& options,
                                 Progress& progress, ThreadPool& pool) {
   return evaluate(model, nullptr, panel, options, progress, pool);
 }

@@ -16,7 +16,7 @@
 #include "base/status.h"
 #include "base/thread_pool.h"
 #include "model/dataset.h"
-#include "model/forward.h"
+#include "model/loaded_model.h"
 #include "model/numerics.h"
 #include "model/products.h"
 #include "stages/eval/sidecar.h"
@@ -48,10 +48,10 @@ struct EvalResult {
 
 // The models must share a vocabulary. Errors: failed_precondition for different vocabularies; data_loss when the panel
 // does not fit the models or scores nothing, or when logits are not finite (naming row and position); cancelled.
-Result<EvalResult> evaluate_kl(const Model& reference, const Model& candidate, const Dataset& panel,
+Result<EvalResult> evaluate_kl(const LoadedModel& reference, const LoadedModel& candidate, const Dataset& panel,
                                const EvalOptions& options, Progress& progress, ThreadPool& pool);
 // Perplexity of one model: total.nll_reference and the sidecar's nll_reference are its values.
-Result<EvalResult> evaluate_ppl(const Model& model, const Dataset& panel, const EvalOptions& options,
+Result<EvalResult> evaluate_ppl(const LoadedModel& model, const Dataset& panel, const EvalOptions& options,
                                 Progress& progress, ThreadPool& pool);
 
 // What the numbers belong to, for the result record.
