@@ -43,7 +43,7 @@ class Device(unittest.TestCase):
             self.assertIn(f"found '{device}'", done.stderr)
 
     def test_a_command_of_the_cpu_refuses_a_gpu(self):
-        done = run("tokenize", MODEL, "--device", "cuda")
+        done = run("tokenize", MODEL, "a", "--device", "cuda")
         self.assertEqual(done.returncode, 4)
         self.assertIn("runs on the CPU only; use --device cpu", done.stderr)
 
