@@ -21,7 +21,7 @@ struct NetworkOptions {
   Numerics numerics = Numerics::kKvq;
   std::string engram_dir;  // another folder that holds the Engram shards; empty: none
   Products products = Products::kExact;
-  std::optional<int> device;  // a GPU's index; absent: the CPU. Its products are exact.
+  std::optional<int> device = std::nullopt;  // a GPU's index; absent: the CPU. Its products are exact.
 };
 
 // Loads the weights of `dir`. The pool must outlive the model. Errors: as Model::load; with a device as cuda::DeviceModel::load, and
