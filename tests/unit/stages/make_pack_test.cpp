@@ -32,10 +32,11 @@ std::string manifest(const fs::path& pack) {
   return read_text_file(pack / "MANIFEST.sha256").value();
 }
 
-// The checks below look at one finished 2-bit pack from different sides; encoding it is the expensive part.
+// The checks below look at one finished 3-bit pack (the fastest width to search) from different sides; encoding it is the expensive
+// part.
 
 void it_loads_and_every_matrix_has_the_width_that_was_asked_for(const fs::path& pack, const MakePackReport& report) {
-  EXPECT_DOUBLE_EQ(report.bpw, 2.0);
+  EXPECT_DOUBLE_EQ(report.bpw, 3.0);
   const Result<WeightLoader> loader = WeightLoader::open(pack.string());
   ASSERT_TRUE(loader.ok()) << loader.status().message();
   EXPECT_TRUE(loader->coverage().missing.empty());
@@ -45,7 +46,7 @@ void it_loads_and_every_matrix_has_the_width_that_was_asked_for(const fs::path& 
   for (const MatrixSpec& spec : specs) {
     const std::optional<ConstView> trellis = loader->index().find(spec.stem + ".trellis");
     ASSERT_TRUE(trellis.has_value()) << spec.stem;
-    EXPECT_EQ(trellis->shape, (Shape{spec.in / 16, spec.out / 16, 32})) << spec.stem;
+    EXPECT_EQ(trellis->shape, (Shape{spec.in / 16, spec.out / 16, 48})) << spec.stem;
     EXPECT_FALSE(loader->index().contains(spec.stem + ".weight")) << spec.stem;
   }
 }
@@ -76,7 +77,7 @@ void native_tensors_keep_their_bytes(const fs::path& dir) {
 void records_name_inputs_options_coverage_and_every_matrix_and_nothing_of_the_host(const fs::path& pack,
                                                                                    const MakePackReport& report) {
   const Json run = read_json_file(pack / "run.json").value();
-  EXPECT_EQ(run["options"]["bits"], 2);
+  EXPECT_EQ(run["options"]["bits"], 3);
   EXPECT_EQ(run["options"]["preset"], "fast");
   EXPECT_EQ(run["options"]["damping"], "by effective tokens");
   EXPECT_EQ(run["fallbacks"], Json::array());
@@ -131,7 +132,7 @@ TEST(MakePack, a_pack_is_complete_and_its_bytes_are_the_same_for_one_and_two_thr
   const test::TempFolder dir;
   SilentProgress progress;
   ThreadPool two(2);
-  const MakePackOptions options = options_in(dir, 2);
+  const MakePackOptions options = options_in(dir, 3);
   const Result<MakePackReport> r = make_pack(options, progress, two);
   ASSERT_TRUE(r.ok()) << r.status().message();
   it_loads_and_every_matrix_has_the_width_that_was_asked_for(options.out, *r);
@@ -151,26 +152,26 @@ TEST(MakePack, half_steps_and_fallbacks_reach_the_packs_records) {
   const test::TempFolder dir;
   SilentProgress progress;
   ThreadPool pool(2);
-  MakePackOptions options = options_in(dir, 1.5);
-  options.quantize.head_bits = 2.5;
-  options.quantize.drafter_bits = 3;
+  MakePackOptions options = options_in(dir, 3.5);
+  options.quantize.head_bits = 1.5;
+  options.quantize.drafter_bits = 2.5;
   options.quantize.encode.prior_w13 = options.quantize.encode.prior_w2 = 0;  // experts without tokens have nothing then
   EXPECT_TRUE(write_dataset(options.data, test::random_token_rows({3}, "three tokens")).ok());
   const Result<MakePackReport> r = make_pack(options, progress, pool);
   ASSERT_TRUE(r.ok()) << r.status().message();
-  EXPECT_DOUBLE_EQ(r->bpw, 1.5);
+  EXPECT_DOUBLE_EQ(r->bpw, 3.5);
   const TensorIndex pack = TensorIndex::open(options.out).value();
-  EXPECT_EQ(pack.get("layers.0.attn.wq_a.trellis").value().shape[2], 24);
-  EXPECT_EQ(pack.get("head.trellis").value().shape[2], 40);
-  EXPECT_EQ(pack.get("mtp.0.attn.wq_a.trellis").value().shape[2], 48);
+  EXPECT_EQ(pack.get("layers.0.attn.wq_a.trellis").value().shape[2], 56);
+  EXPECT_EQ(pack.get("head.trellis").value().shape[2], 24);
+  EXPECT_EQ(pack.get("mtp.0.attn.wq_a.trellis").value().shape[2], 40);
   const Json config = read_json_file(options.out / "config.json").value();
-  EXPECT_EQ(config["quantization_config"]["bits"], 1.5);
-  EXPECT_EQ(config["quantization_config"]["head_bits"], 2.5);
-  EXPECT_EQ(config["quantization_config"]["mtp_bits"], 3);
+  EXPECT_EQ(config["quantization_config"]["bits"], 3.5);
+  EXPECT_EQ(config["quantization_config"]["head_bits"], 1.5);
+  EXPECT_EQ(config["quantization_config"]["mtp_bits"], 2.5);
   const Json run = read_json_file(options.out / "run.json").value();
-  EXPECT_EQ(run["options"]["bits"], 1.5);
-  EXPECT_EQ(run["options"]["head_bits"], 2.5);
-  EXPECT_EQ(run["options"]["drafter_bits"], 3);
+  EXPECT_EQ(run["options"]["bits"], 3.5);
+  EXPECT_EQ(run["options"]["head_bits"], 1.5);
+  EXPECT_EQ(run["options"]["drafter_bits"], 2.5);
   EXPECT_EQ(run["options"]["dense_bits"], nullptr);
   bool unrouted = false;
   for (const Json& f : run["fallbacks"]) {
