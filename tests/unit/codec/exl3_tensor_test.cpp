@@ -117,8 +117,13 @@ TEST(Exl3Reader, both_markers_are_refused) {
 
 TEST(Exl3Reader, marker_of_another_type_is_refused) {
   Fixture f;
-  f.parts.mul1 = ConstView{&f.mul1, DType::kI32, {1}};
+  f.parts.mul1 = ConstView{&f.mul1, DType::kF32, {}};
   expect_refused(f, {"mul1", "scalar"});
+  const int32_t two[2] = {f.mul1, f.mul1};
+  f.parts.mul1 = ConstView{two, DType::kI32, {2}};
+  expect_refused(f, {"mul1", "scalar"});
+  f.parts.mul1 = ConstView{&f.mul1, DType::kI32, {1}};  // some writers keep a dimension of one
+  EXPECT_TRUE(view_exl3("x", f.parts).ok());
 }
 
 TEST(Exl3Reader, wrong_shapes_and_types_are_refused_with_expected_and_found) {
