@@ -1,13 +1,18 @@
 // espalier quantize: checkpoint + calibration set -> pack.
 #include <CLI/CLI.hpp>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "apps/espalier/command.h"
 #include "apps/espalier/quantizer_flags.h"
+#include "base/file.h"
+#include "base/hash.h"
 #include "format/json.h"
+#include "model/pack_plan.h"
 #include "stages/make_pack.h"
+#include "stages/predict_pack.h"
 
 namespace espalier::app {
 namespace {
@@ -18,6 +23,9 @@ struct Flags {
   std::string numerics = "kvq";
   std::string w2_input = "quantized";
   QuantizerFlags quantizer;
+  std::string plan;
+  std::vector<std::string> keep_native;
+  bool dry_run = false;
   double bits = 0;
   std::optional<double> dense_bits, head_bits, drafter_bits;  // absent: as --bits
   int64_t rows = 0;
@@ -31,11 +39,14 @@ struct Flags {
 };
 
 Result<MakePackOptions> options_of(const Flags& flags, const CommonOptions& common) {
-  if (flags.layout != "exllamav3") {
-    return invalid_argument("--layout " + flags.layout +
-                         ": this version writes exllamav3; see 'espalier quantize --help'");
+  if (flags.plan.empty() && flags.bits == 0) {
+    return invalid_argument("expected --bits K or --plan P.json, found neither; see 'espalier quantize --help'");
+  }
+  if (!flags.dry_run && (flags.data.empty() || flags.out.empty())) {
+    return invalid_argument("expected --data D and --out PACK, found only one or none of them; --dry-run needs neither");
   }
   MakePackOptions options;
+  options.layout = *pack_layout_from_name(flags.layout);
   ASSIGN_OR_RETURN(options.checkpoint, resolve_model(flags.checkpoint));
   options.data = flags.data;
   options.out = flags.out;
@@ -43,6 +54,17 @@ Result<MakePackOptions> options_of(const Flags& flags, const CommonOptions& comm
   options.rows = flags.rows;
   options.tool = std::string("espalier ") + ESPALIER_VERSION;
   QuantizeOptions& q = options.quantize;
+  if (!flags.plan.empty()) {
+    ASSIGN_OR_RETURN(const std::string text, read_text_file(flags.plan, 256u << 20));
+    ASSIGN_OR_RETURN(const Config config, load_config(options.checkpoint));
+    ASSIGN_OR_RETURN(q.plan, parse_pack_plan(text, "'" + flags.plan + "'", config));
+    options.plan_sha256 = sha256_hex(text);
+  }
+  q.keep_native = flags.keep_native;
+  if (options.layout == Layout::kVllm && flags.plan.empty() && flags.keep_native.empty()) {
+    // What the public engine of this layout reads in the checkpoint's own form.
+    q.keep_native = {"attn.wkv", "attn.compressor.wkv", "attn.compressor.wgate", "attn.indexer.wq_b", "attn.indexer.wk", "engram.wkv"};
+  }
   q.bits = flags.bits;
   q.dense_bits = flags.dense_bits;
   q.head_bits = flags.head_bits;
@@ -91,8 +113,41 @@ void print_text(const MakePackReport& report, const std::string& out, double sec
               static_cast<long long>(report.details.tokens), static_cast<long long>(report.details.rows), without);
 }
 
+Result<int> dry_run(const MakePackOptions& options, CommandContext& context) {
+  ASSIGN_OR_RETURN(const PackPrediction p, predict_pack(options));
+  if (context.common.json) {
+    Json doc = {{"dry_run", true},        {"bpw", p.bpw},           {"bytes", p.bytes},
+                {"tensor_bytes", p.tensor_bytes}, {"tensors", p.n_tensors}, {"matrices", p.n_matrices},
+                {"files", p.n_files},     {"weights", p.weights},   {"seconds", 0}};
+    for (const auto& [part, counts] : p.widths) {
+      for (const auto& [k2, n] : counts) doc["widths"][part][width_text_of(k2)] = n;
+    }
+    doc["native"] = Json::array();
+    for (const NativeGroup& g : p.native) {
+      doc["native"].push_back({{"what", g.what}, {"reason", g.reason}, {"tensors", g.n_tensors}, {"bytes", g.bytes}});
+    }
+    print_json(dump_json(doc));
+    return 0;
+  }
+  std::printf("would write %lld tensors in %lld files, %.2f MB; %.4f bits per weight, %lld matrices\n",
+              static_cast<long long>(p.n_tensors), static_cast<long long>(p.n_files), static_cast<double>(p.bytes) / 1e6, p.bpw,
+              static_cast<long long>(p.n_matrices));
+  for (const auto& [part, counts] : p.widths) {
+    std::printf("  %-10s", part.c_str());
+    for (const auto& [k2, n] : counts) std::printf("  %s x %lld", width_text_of(k2).c_str(), static_cast<long long>(n));
+    std::printf("\n");
+  }
+  std::printf("stays native:\n");
+  for (const NativeGroup& g : p.native) {
+    std::printf("  %-22s %12.2f MB in %6lld tensors: %s\n", g.what.c_str(), static_cast<double>(g.bytes) / 1e6,
+                static_cast<long long>(g.n_tensors), g.reason.c_str());
+  }
+  return 0;
+}
+
 Result<int> run(const Flags& flags, CommandContext& context) {
   ASSIGN_OR_RETURN(const MakePackOptions options, options_of(flags, context.common));
+  if (flags.dry_run) return dry_run(options, context);
   const auto start = std::chrono::steady_clock::now();
   ASSIGN_OR_RETURN(const MakePackReport report, make_pack(options, context.progress, context.pool));
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -128,13 +183,16 @@ void add_quantize(CommandTable& table) {
   CLI::App* app = table.add("quantize", "Quantizes a checkpoint to EXL3, layer by layer, from a calibration set",
                             [flags](CommandContext& context) { return run(*flags, context); });
   app->add_option("checkpoint", flags->checkpoint, "Folder of the official checkpoint, or 'pocket'")->required();
-  app->add_option("--bits", flags->bits, "Width of every quantized matrix: 1 to 8; with mul1 also 1.5, 2.5, 3.5")->required();
+  app->add_option("--bits", flags->bits, "Width of every quantized matrix: 1 to 8; with mul1 also 1.5, 2.5, 3.5");
+  app->add_option("--plan", flags->plan, "Widths of single matrices (docs/formats/plan.md); --bits for what it leaves out");
+  app->add_option("--keep-native", flags->keep_native, "Projections that are not quantized, such as attn.wkv")->allow_extra_args(false);
+  app->add_flag("--dry-run", flags->dry_run, "Say what would be written, from headers alone");
   app->add_option("--dense-bits", flags->dense_bits,
                   "Width of attention, shared experts, compressor, indexer, Engram projection");
   app->add_option("--head-bits", flags->head_bits, "Width of the head");
   app->add_option("--drafter-bits", flags->drafter_bits, "Width of every matrix of the drafter");
-  app->add_option("--data", flags->data, "Calibration set (JSON lines)")->required();
-  app->add_option("--out", flags->out, "Folder to make; must not exist")->required();
+  app->add_option("--data", flags->data, "Calibration set (JSON lines)");
+  app->add_option("--out", flags->out, "Folder to make; must not exist");
   app->add_option("--rows", flags->rows, "Use at most so many rows, spread over the set; 0 = all")
       ->check(CLI::NonNegativeNumber);
   app->add_option("--engram", flags->engram, "Another folder that holds the Engram shards");

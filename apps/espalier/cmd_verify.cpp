@@ -9,12 +9,15 @@
 #include "format/json.h"
 #include "stages/pack/verify.h"
 #include "stages/provenance.h"
+#include "stages/rederive.h"
 
 namespace espalier::app {
 namespace {
 
 struct Flags {
   std::string model, engram, lock;
+  std::string checkpoint, data;
+  int64_t rederive = 0;
 };
 
 // Prints the outcome; exit code 1 when something did not hold.
@@ -42,10 +45,29 @@ Result<int> verify_lock(const Flags& flags, const std::string& dir, CommandConte
 Result<int> run(const Flags& flags, CommandContext& context) {
   ASSIGN_OR_RETURN(const std::string dir, resolve_model(flags.model));
   if (!flags.lock.empty()) return verify_lock(flags, dir, context);
-  ASSIGN_OR_RETURN(const VerifyReport found, verify_folder(dir, flags.engram, context.progress, context.pool));
+  if (flags.rederive > 0 && (flags.checkpoint.empty() || flags.data.empty())) {
+    return invalid_argument("--rederive: expected --checkpoint CKPT and --data D as well, found only one or none of them");
+  }
+  ASSIGN_OR_RETURN(VerifyReport found, verify_folder(dir, flags.engram, context.progress, context.pool));
+  size_t rederived = 0;
+  if (flags.rederive > 0 && !found.problems.empty()) {
+    found.notes.push_back("nothing was encoded again: the pack itself is not in order");
+  } else if (flags.rederive > 0) {
+    RederiveOptions options;
+    options.pack = dir;
+    ASSIGN_OR_RETURN(options.checkpoint, resolve_model(flags.checkpoint));
+    options.data = flags.data;
+    options.engram_dir = flags.engram;
+    options.count = flags.rederive;
+    options.seed = context.common.seed;
+    ASSIGN_OR_RETURN(const RederiveReport again, rederive(options, context.progress, context.pool));
+    rederived = again.stems.size();
+    found.problems.insert(found.problems.end(), again.problems.begin(), again.problems.end());
+    if (!context.common.json) std::printf("%zu matrices encoded again from the checkpoint\n", rederived);
+  }
   return report(Json{{"ok", found.problems.empty()},
                      {"problems", found.problems},
-                     {"rederived", 0},
+                     {"rederived", rederived},
                      {"family", layout_name(found.layout)},
                      {"tensors", found.n_tensors},
                      {"matrices", found.n_matrices},
@@ -63,6 +85,10 @@ void add_verify(CommandTable& table) {
   app->add_option("MODEL", flags->model, "Pack or checkpoint folder, or 'pocket'")->required();
   app->add_option("--engram", flags->engram, "Another folder that holds the Engram shards");
   app->add_option("--lock", flags->lock, "source.lock.json of a pack: is MODEL the checkpoint that it was made from?");
+  app->add_option("--rederive", flags->rederive, "Encode so many random matrices again and compare bytes (--seed draws others)")
+      ->check(CLI::PositiveNumber);
+  app->add_option("--checkpoint", flags->checkpoint, "With --rederive: the checkpoint that the pack was made from");
+  app->add_option("--data", flags->data, "With --rederive: the calibration set of the run");
 }
 
 }  // namespace espalier::app

@@ -7,6 +7,7 @@
 
 #include "base/checked.h"
 #include "format/json.h"
+#include "format/safetensors_header.h"
 
 namespace espalier {
 namespace {
@@ -157,9 +158,9 @@ Result<ConstView> SafetensorsFile::get(std::string_view name) const {
   return view(*entry);
 }
 
-Result<SafetensorsWriter> SafetensorsWriter::create(const std::filesystem::path& path,
-                                                    const std::vector<Declaration>& tensors,
-                                                    const std::map<std::string, std::string>& metadata) {
+Result<std::string> safetensors_header(const std::vector<SafetensorsWriter::Declaration>& tensors,
+                                       const std::map<std::string, std::string>& metadata, std::string_view what,
+                                       uint64_t* data_bytes) {
   Json header = Json::object();
   if (!metadata.empty()) {
     Json m = Json::object();
@@ -168,9 +169,9 @@ Result<SafetensorsWriter> SafetensorsWriter::create(const std::filesystem::path&
   }
   std::unordered_set<std::string> names;
   uint64_t at = 0;
-  for (const Declaration& t : tensors) {
+  for (const SafetensorsWriter::Declaration& t : tensors) {
     if (t.name.empty() || t.name == "__metadata__" || !names.insert(t.name).second) {
-      return invalid_argument("'" + path.string() + "': tensor name '" + t.name + "' is empty, reserved or repeated");
+      return invalid_argument(quoted(what) + ": tensor name '" + t.name + "' is empty, reserved or repeated");
     }
     const uint64_t bytes = static_cast<uint64_t>(n_elements(t.shape) * dtype_size_bytes(t.dtype));
     Json entry = {{"dtype", std::string(dtype_name(t.dtype))}, {"shape", t.shape}, {"data_offsets", {at, at + bytes}}};
@@ -179,12 +180,20 @@ Result<SafetensorsWriter> SafetensorsWriter::create(const std::filesystem::path&
   }
   std::string text = dump_json(header);
   text.append((8 - text.size() % 8) % 8, ' ');  // data starts at a multiple of eight, as the official writer does
-  uint8_t size[8];
-  for (int i = 0; i < 8; ++i) size[i] = static_cast<uint8_t>(text.size() >> (8 * i));
+  std::string size(8, '\0');
+  for (size_t i = 0; i < 8; ++i) size[i] = static_cast<char>(text.size() >> (8 * i) & 0xFF);
+  *data_bytes = at;
+  return size + text;
+}
+
+Result<SafetensorsWriter> SafetensorsWriter::create(const std::filesystem::path& path,
+                                                    const std::vector<Declaration>& tensors,
+                                                    const std::map<std::string, std::string>& metadata) {
+  uint64_t data_bytes = 0;
+  ASSIGN_OR_RETURN(const std::string header, safetensors_header(tensors, metadata, path.string(), &data_bytes));
   ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create(path));
-  RETURN_IF_ERROR(file.write(std::span<const uint8_t>(size)));
-  RETURN_IF_ERROR(file.write(text));
-  return SafetensorsWriter(std::move(file), at);
+  RETURN_IF_ERROR(file.write(header));
+  return SafetensorsWriter(std::move(file), data_bytes);
 }
 
 Status SafetensorsWriter::write(std::span<const uint8_t> bytes) {

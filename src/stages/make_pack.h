@@ -13,6 +13,7 @@
 #include "base/progress.h"
 #include "base/status.h"
 #include "base/thread_pool.h"
+#include "model/folder.h"
 #include "stages/quantize/quantize.h"
 
 namespace espalier {
@@ -24,6 +25,8 @@ struct MakePackOptions {
   std::filesystem::path out;   // must not exist
   int64_t rows = 0;            // use at most so many rows, spread over the set; 0: all
   std::string tool;            // "espalier 0.1.0", for the records
+  Layout layout = Layout::kExllamav3;
+  std::string plan_sha256;  // of the plan file in quantize.plan; empty: none
   QuantizeOptions quantize;
 };
 

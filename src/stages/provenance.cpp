@@ -42,6 +42,38 @@ std::span<const uint8_t> header_bytes(std::span<const uint8_t> file) {
   return n > file.size() - 8 ? file : file.first(static_cast<size_t>(n) + 8);
 }
 
+// progress null: sizes and headers alone.
+Result<std::vector<std::string>> check_files(const fs::path& dir, const fs::path& engram_dir,
+                                             const std::vector<FileRecord>& lock, Progress* progress) {
+  std::vector<std::string> problems;
+  std::set<std::string> locked;
+  if (progress != nullptr) progress->begin("source lock", static_cast<int64_t>(lock.size()));
+  for (const FileRecord& record : lock) {
+    if (progress != nullptr && progress->is_cancelled()) return cancelled("stopped while hashing the checkpoint");
+    locked.insert(record.name);
+    std::error_code ec;
+    const bool is_elsewhere = !fs::exists(dir / record.name, ec) && !engram_dir.empty();
+    const Result<MappedFile> file = MappedFile::open((is_elsewhere ? engram_dir : dir) / record.name);
+    const std::string where = "'" + record.name + "': ";
+    if (!file.ok()) {
+      problems.push_back(where + "is in the lock and cannot be read: " + file.error().message());
+    } else if (file->bytes().size() != record.size_bytes) {
+      problems.push_back(where + std::to_string(file->bytes().size()) + " bytes, the lock says " +
+                         std::to_string(record.size_bytes));
+    } else if (!record.header_sha256.empty() && sha256_hex(header_bytes(file->bytes())) != record.header_sha256) {
+      problems.push_back(where + "its header is not the one that was locked");
+    } else if (progress != nullptr && sha256_hex(file->bytes()) != record.sha256) {
+      problems.push_back(where + "sha256 " + sha256_hex(file->bytes()) + ", the lock says " + record.sha256);
+    }
+    if (progress != nullptr) progress->advance(1, record.name);
+  }
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, model_files(dir));
+  for (const std::string& name : names) {
+    if (locked.count(name) == 0) problems.push_back("'" + name + "' is not in the lock");
+  }
+  return problems;
+}
+
 }  // namespace
 
 Result<std::vector<FileRecord>> lock_files(const fs::path& dir, Progress& progress) {
@@ -58,6 +90,19 @@ Result<std::vector<FileRecord>> lock_files(const fs::path& dir, Progress& progre
     if (is_shard(name)) record.header_sha256 = sha256_hex(header_bytes(file.bytes()));
     records.push_back(std::move(record));
     progress.advance(1, name);
+  }
+  return records;
+}
+
+Result<std::vector<FileRecord>> lock_sizes(const fs::path& dir) {
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, model_files(dir));
+  std::vector<FileRecord> records;
+  const std::string zeros(64, '0');
+  for (const std::string& name : names) {
+    std::error_code ec;
+    const auto size = static_cast<uint64_t>(fs::file_size(dir / name, ec));
+    if (ec) return not_found("cannot read the size of '" + (dir / name).string() + "': " + ec.message());
+    records.push_back({name, size, zeros, is_shard(name) ? zeros : ""});
   }
   return records;
 }
@@ -109,33 +154,12 @@ Result<std::vector<FileRecord>> parse_source_lock(std::string_view json_text, st
 
 Result<std::vector<std::string>> check_source_lock(const fs::path& dir, const fs::path& engram_dir,
                                                    const std::vector<FileRecord>& lock, Progress& progress) {
-  std::vector<std::string> problems;
-  std::set<std::string> locked;
-  progress.begin("source lock", static_cast<int64_t>(lock.size()));
-  for (const FileRecord& record : lock) {
-    if (progress.is_cancelled()) return cancelled("stopped while hashing the checkpoint");
-    locked.insert(record.name);
-    std::error_code ec;
-    const bool is_elsewhere = !fs::exists(dir / record.name, ec) && !engram_dir.empty();
-    const Result<MappedFile> file = MappedFile::open((is_elsewhere ? engram_dir : dir) / record.name);
-    const std::string where = "'" + record.name + "': ";
-    if (!file.ok()) {
-      problems.push_back(where + "is in the lock and cannot be read: " + file.error().message());
-    } else if (file->bytes().size() != record.size_bytes) {
-      problems.push_back(where + std::to_string(file->bytes().size()) + " bytes, the lock says " +
-                         std::to_string(record.size_bytes));
-    } else if (!record.header_sha256.empty() && sha256_hex(header_bytes(file->bytes())) != record.header_sha256) {
-      problems.push_back(where + "its header is not the one that was locked");
-    } else if (const std::string found = sha256_hex(file->bytes()); found != record.sha256) {
-      problems.push_back(where + "sha256 " + found + ", the lock says " + record.sha256);
-    }
-    progress.advance(1, record.name);
-  }
-  ASSIGN_OR_RETURN(const std::vector<std::string> names, model_files(dir));
-  for (const std::string& name : names) {
-    if (locked.count(name) == 0) problems.push_back("'" + name + "' is not in the lock");
-  }
-  return problems;
+  return check_files(dir, engram_dir, lock, &progress);
+}
+
+Result<std::vector<std::string>> check_source_headers(const fs::path& dir, const fs::path& engram_dir,
+                                                      const std::vector<FileRecord>& lock) {
+  return check_files(dir, engram_dir, lock, nullptr);
 }
 
 Result<std::string> model_identity(const fs::path& dir) {

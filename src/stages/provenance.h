@@ -26,6 +26,9 @@ struct FileRecord {
 // Errors: not_found, data_loss, cancelled.
 Result<std::vector<FileRecord>> lock_files(const std::filesystem::path& dir, Progress& progress);
 
+// The same files with their sizes, and digests of zeros: what lock_files would name, without reading them.
+Result<std::vector<FileRecord>> lock_sizes(const std::filesystem::path& dir);
+
 // {"schema": "espalier-source-lock-1", "files": [...]}
 std::string source_lock_json(const std::vector<FileRecord>& files);
 
@@ -38,6 +41,11 @@ Result<std::vector<FileRecord>> parse_source_lock(std::string_view json_text, st
 Result<std::vector<std::string>> check_source_lock(const std::filesystem::path& dir,
                                                    const std::filesystem::path& engram_dir,
                                                    const std::vector<FileRecord>& lock, Progress& progress);
+
+// The same from sizes and headers alone: milliseconds, and enough to tell checkpoints apart.
+Result<std::vector<std::string>> check_source_headers(const std::filesystem::path& dir,
+                                                      const std::filesystem::path& engram_dir,
+                                                      const std::vector<FileRecord>& lock);
 
 // Identity of a model folder from headers only: sha256 over name, size and header bytes of every *.safetensors file and
 // over config.json. Changes with any requantization (digests of shapes, names, sizes), costs milliseconds.

@@ -4,6 +4,7 @@ One pack of a small checkpoint is encoded once. Oracles: an independent parse of
 they can be imported the official safetensors library (ESPALIER_ORACLE_PYTHON names an interpreter that has it; oracle tests run it).
 ESPALIER_POCKET_FULL=1 uses the bundled pocket model instead of the small checkpoint. Environment: ESPALIER_BIN, ESPALIER_SOURCE_DIR.
 """
+import hashlib
 import json
 import os
 import pathlib
@@ -456,6 +457,145 @@ class Damage(Packs):
             r = run("verify", self.model, "--lock", self.root / "bad.lock", "--quiet")
             self.assertEqual((r.returncode, len(r.stderr.strip().splitlines())), (3, 1), r.stderr)
             self.assertIn("bad.lock", r.stderr)
+
+
+class Making(Packs):
+    """Plans, native experts, other layouts straight from the quantizer, the dry run, and encoding again."""
+
+    def quantize(self, name, *flags):
+        pack = self.root / name
+        return pack, result("quantize", self.model, "--data", self.data, *(("--rows", "8") if FULL else ()), "--out", pack, *flags)
+
+    def dry_run(self, *flags):
+        return result("quantize", self.model, "--data", self.data, *(("--rows", "8") if FULL else ()), "--dry-run", *flags)
+
+    def test_dry_run_predicts_a_real_run(self):
+        flags = ("--bits", "3", "--head-bits", "4") if FULL else ("--bits", "2", "--dense-bits", "3", "--head-bits", "4", "--drafter-bits", "2.5")
+        said = self.dry_run(*flags)
+        real = sum(f.stat().st_size for f in self.b.rglob("*") if f.is_file())
+        print(f"dry run: {said['bytes']} bytes, really {real}: {100 * (said['bytes'] / real - 1):+.4f} %", flush=True)
+        self.assertLess(abs(said["bytes"] - real), real / 1000)
+        tensors = tensors_of(self.b)
+        self.assertEqual((said["tensors"], said["tensor_bytes"]), (len(tensors), sum(len(t[2]) for t in tensors.values())))
+        self.assertEqual(said["files"], len(list(self.b.iterdir())))
+        self.assertEqual(said["matrices"], sum(n.endswith(".trellis") for n in tensors))
+        self.assertEqual(sum(g["tensors"] for g in said["native"]),
+                         sum(not n.endswith((".trellis", ".suh", ".svh", ".mul1")) for n in tensors))
+
+    def test_a_plan_with_half_steps_native_experts_and_ragged_widths(self):
+        """Straight into the vllm layout; the plan that the pack carries is the plan that was given."""
+        config = json.loads((self.model / "config.json").read_text())["text_config"]
+        n, layers, stages = config["n_routed_experts"], config["num_hidden_layers"], config["num_nextn_predict_layers"]
+        plan = {"granularity": "matrix",
+                "layers": {str(layer): ("2b3a" * n)[:n] for layer in range(layers) if layer != 1},
+                "matrices": {"1": {"w1": "n" + "2" * (n - 1), "w2": "n" + "3" * (n - 1), "w3": "n" + "2" * (n - 1)}},
+                "drafter": {f"mtp.{k}": "2" * config["dspark_n_routed_experts"] for k in range(stages)},
+                "dense": {"attention": 2, "attn.wq_a": 3, "shared": 2.5, "index": "native", "engram": 2, "head": 3, "drafter_dense": 2}}
+        file = self.root / "plan.json"
+        file.write_text(json.dumps(plan))
+        said = self.dry_run("--plan", file, "--layout", "vllm")
+        pack, report = self.quantize("planned", "--plan", file, "--layout", "vllm")
+        self.assertEqual((said["tensors"], said["matrices"], said["bpw"]), (len(tensors_of(pack)), report["matrices"], report["bpw"]))
+        self.assertLess(abs(said["bytes"] - report["bytes"]), report["bytes"] / 1000)
+        carried = json.loads((pack / "exl3_moe_plan.json").read_text())
+        self.assertEqual((carried["layers"], carried["matrices"]["1"], carried["drafter"]), (plan["layers"], plan["matrices"]["1"], plan["drafter"]))
+        verified = result("verify", pack)
+        self.assertTrue(verified["ok"], verified["problems"])
+        native = tensors_of(self.model)
+        stored = tensors_of(pack)
+        for name in (f"layers.1.ffn.experts.0.{w}.{part}" for w in ("w1", "w2", "w3") for part in ("weight", "scale")):
+            self.assertEqual(stored[name], native[name])
+        self.assertEqual(stored["layers.0.ffn.experts.1.w2.trellis"][1][2], 40)  # b: 2.5 bits
+        inspected = result("inspect", pack)
+        self.assertEqual(inspected["native"]["routed"], {"mxfp4": 3})
+        self.assertEqual(inspected["widths_by_layer"]["layers.1.ffn.experts.w2"], {"3": n - 1})
+        self.assertIsNotNone(inspected["bpw"]["routed_read"])
+        answers = [result("generate", p, "--prompt", "The capital", "--max-tokens", "8")["token_ids"] for p in (pack, self.converted_from(pack))]
+        self.assertEqual(answers[0], answers[1])
+        if FULL:
+            return
+        found = result("verify", pack, "--rederive", "6", "--checkpoint", self.model, "--data", self.data)
+        self.assertEqual((found["ok"], found["rederived"]), (True, 6))
+
+    def converted_from(self, pack):
+        to = self.root / (pack.name + "-fold")
+        result("convert", pack, "--layout", "tensorfold", "--out", to)
+        self.assertTrue(result("verify", to)["ok"])
+        return to
+
+    def test_plans_that_do_not_fit(self):
+        for plan, expected in (({"layers": {}}, "no width"), ({"layers": {"99": "2"}}, "layers.99"), ([], "entries"), ("x", "list of layers")):
+            (self.root / "bad.json").write_text(json.dumps(plan))
+            r = run("quantize", self.model, "--plan", self.root / "bad.json", "--dry-run", "--quiet")
+            self.assertEqual((r.returncode, len(r.stderr.strip().splitlines())), (3, 1), r.stderr)
+            self.assertIn(expected, r.stderr)
+        for flags, expected in ((("--dry-run",), "--bits"), (("--bits", "2"), "--data"),
+                                (("--bits", "2", "--dry-run", "--keep-native", "attn.nothing"), "attn.nothing")):
+            r = run("quantize", self.model, *flags, "--quiet")
+            self.assertEqual(r.returncode, 2, r.stderr)
+            self.assertIn(expected, r.stderr)
+        r = run("quantize", self.model, "--bits", "2", "--dry-run", "--keep-native", "ffn.experts.w1", "--quiet")
+        self.assertIn("native or none", r.stderr)
+
+    def test_random_matrices_encoded_again_give_the_same_bytes(self):
+        wanted = 20
+        found = result("verify", self.b, "--rederive", wanted, "--checkpoint", self.model, "--data", self.data)
+        self.assertEqual((found["ok"], found["rederived"], found["problems"]), (True, wanted, []))
+        # The same of a converted pack, other matrices.
+        found = result("verify", self.converted("tensorfold"), "--rederive", 3, "--checkpoint", self.model, "--data", self.data, "--seed", 5)
+        self.assertEqual((found["ok"], found["rederived"]), (True, 3))
+
+    def test_a_matrix_that_was_not_encoded_so_is_found(self):
+        """A pack that is consistent in itself, with one bit changed and every digest made anew: only encoding it again tells."""
+        pack = self.copy("forged")
+        name = "layers.0.attn.wq_a"
+        path = next(p for p in pack.glob("*.safetensors") if name + ".trellis" in small.read_header(p)[0])
+        tensors = small.read_tensors(path)
+        dtype, shape, blob = tensors[name + ".trellis"]
+        tensors[name + ".trellis"] = (dtype, shape, bytes([blob[0] ^ 4]) + blob[1:])
+        small.write_tensors(path, tensors)
+        digest = hashlib.sha256(b"".join(tensors[name + part][2] for part in (".trellis", ".suh", ".svh"))).hexdigest()
+        lines = [json.loads(line) for line in (pack / "matrices.jsonl").read_text().splitlines()]
+        for line in lines:
+            if line["name"] == name:
+                line["sha256"] = digest
+        (pack / "matrices.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (pack / "MANIFEST.sha256").unlink()
+        self.assertTrue(result("verify", pack)["ok"])
+        found = result("verify", pack, "--rederive", 100000, "--checkpoint", self.model, "--data", self.data, code=1) if not FULL else None
+        if found:  # this one, and every other matrix of the pack came out the same
+            self.assertEqual(len(found["problems"]), 1, found["problems"])
+            self.assertIn(name + ".trellis", found["problems"][0])
+
+    def test_inputs_that_are_not_those_of_the_run(self):
+        other = self.copy("other", self.model)
+        path = next(other.glob("*.safetensors"))
+        small.write_tensors(path, dict(small.read_tensors(path), **{"vision.extra": ("BF16", [1], b"\0\0")}))
+        data = self.root / "other.jsonl"
+        data.write_text(small.data_line("r0", small.token_row(9, 40)))
+        for checkpoint, rows, expected in ((other, self.data, "not the checkpoint"), (self.model, data, "content sha256")):
+            r = run("verify", self.b, "--rederive", "1", "--checkpoint", checkpoint, "--data", rows, "--quiet")
+            self.assertEqual(r.returncode, 3, r.stderr)
+            self.assertIn(expected, r.stderr)
+        r = run("verify", self.b, "--rederive", "1", "--quiet")
+        self.assertEqual(r.returncode, 2, r.stderr)
+        pack = self.copy("gpu")
+        record = json.loads((pack / "run.json").read_text())
+        record["backend"] = "cuda"
+        (pack / "run.json").write_text(json.dumps(record))
+        (pack / "MANIFEST.sha256").unlink()
+        r = run("verify", pack, "--rederive", "1", "--checkpoint", self.model, "--data", self.data, "--quiet")
+        self.assertEqual(r.returncode, 3, r.stderr)
+        self.assertIn("'cuda'", r.stderr)
+
+    def test_reproduce_names_commands_and_no_host(self):
+        text = (self.b / "reproduce.md").read_text()
+        for part in ("espalier quantize CHECKPOINT", "--head-bits 4", "sha256sum -c", "--rederive"):
+            self.assertIn(part, text)
+        for path in self.b.rglob("*"):
+            if path.suffix in (".json", ".jsonl", ".md", ".sha256") and not path.name.startswith("LICEN"):
+                for secret in (str(self.root), str(SOURCE), os.uname().nodename, "/tmp/", "/home/"):
+                    self.assertNotIn(secret, path.read_text(), path.name)
 
 
 if __name__ == "__main__":

@@ -243,4 +243,34 @@ Result<ConvertReport> convert_pack(const ConvertOptions& options, Progress& prog
   return report;
 }
 
+Status regroup_shards(const fs::path& dir, Layout layout, const Config& config) {
+  const fs::path made = dir / ".regrouped";
+  std::error_code ec;
+  fs::create_directory(made, ec);
+  if (ec) return failed_precondition("cannot create '" + made.string() + "': " + ec.message());
+  std::vector<fs::path> before;
+  {
+    ASSIGN_OR_RETURN(const TensorIndex index, TensorIndex::open(dir));
+    before = index.files();
+    std::vector<Declaration> tensors;
+    for (const std::string& name : index.names()) {
+      const ConstView view = *index.find(name);
+      tensors.push_back({name, view.dtype, view.shape});
+    }
+    for (const PackFile& file : group_tensors(layout, tensors, config.n_experts)) {
+      std::vector<NamedView> views;
+      for (const size_t i : file.tensors) views.push_back({tensors[i].name, *index.find(tensors[i].name)});
+      RETURN_IF_ERROR(write_safetensors(made / file.name, views, {{"format", "pt"}}));
+    }
+  }
+  for (const fs::path& path : before) fs::remove(path, ec);
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, list_files(made, false));
+  for (const std::string& name : names) {
+    fs::rename(made / name, dir / name, ec);
+    if (ec) return unavailable("cannot move '" + (made / name).string() + "': " + ec.message());
+  }
+  fs::remove(made, ec);
+  return ok_status();
+}
+
 }  // namespace espalier

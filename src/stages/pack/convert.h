@@ -12,6 +12,7 @@
 
 #include "base/progress.h"
 #include "base/status.h"
+#include "model/config.h"
 #include "model/folder.h"
 
 namespace espalier {
@@ -43,5 +44,9 @@ struct ConvertReport {
 // Errors: failed_precondition (output exists or is the input; a checkpoint of another snapshot; nothing quantized here),
 // not_found, data_loss (incomplete or damaged pack, side files that contradict the shards), resource_exhausted, cancelled.
 Result<ConvertReport> convert_pack(const ConvertOptions& options, Progress& progress);
+
+// Regroups the shards of a folder that is still being made (`dir` has no index yet) into the files of another layout.
+// Needs room for both. Errors: those of reading and writing.
+Status regroup_shards(const std::filesystem::path& dir, Layout layout, const Config& config);
 
 }  // namespace espalier

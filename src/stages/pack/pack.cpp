@@ -127,7 +127,12 @@ Result<PackSummary> summarise_tensors(const std::vector<SafetensorsWriter::Decla
 Status write_pack_description(const fs::path& dir, const fs::path& source_dir, Layout layout, const PackFacts& facts) {
   ASSIGN_OR_RETURN(const Shards shards, read_headers(dir));
   ASSIGN_OR_RETURN(const std::string config, read_text_file(source_dir / "config.json", 64u << 20));
-  ASSIGN_OR_RETURN(const std::vector<PackText> texts, describe_pack(layout, config, facts, shards.tensors, shards.files));
+  ASSIGN_OR_RETURN(PackFacts all, measure_facts(shards.tensors));
+  all.producer = facts.producer;
+  all.calibration_rows = facts.calibration_rows;
+  all.calibration_cols = facts.calibration_cols;
+  all.original_quantization_json = facts.original_quantization_json;
+  ASSIGN_OR_RETURN(const std::vector<PackText> texts, describe_pack(layout, config, all, shards.tensors, shards.files));
   for (const PackText& t : texts) RETURN_IF_ERROR(write_text_file(dir / t.name, t.text));
   return ok_status();
 }

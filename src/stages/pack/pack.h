@@ -33,7 +33,8 @@ Result<PackSummary> summarise_tensors(const std::vector<SafetensorsWriter::Decla
                                       const std::vector<PackFile>& files);
 
 // Writes the description of describe_pack into `dir`, from the headers of its shards.
-// source_dir: the checkpoint (its config.json is the base). Errors: not_found, data_loss, those of writing.
+// source_dir: the checkpoint (its config.json is the base). facts: producer, calibration and the checkpoint's own block; the
+// rest is measured. Errors: not_found, data_loss, those of writing.
 Status write_pack_description(const std::filesystem::path& dir, const std::filesystem::path& source_dir, Layout layout,
                               const PackFacts& facts);
 

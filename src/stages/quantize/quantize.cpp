@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <map>
+#include <set>
 
 #include "codec/viterbi.h"
 #include "model/drafter.h"
@@ -19,6 +21,11 @@ constexpr double kWeightsPerUnit = 65536;
 
 bool is_routed(const MatrixSpec& spec) {
   return spec.expert >= 0;
+}
+
+bool is_kept(const QuantizeOptions& options, const MatrixSpec& spec) {
+  const auto& kept = options.keep_native;
+  return !kept.empty() && std::find(kept.begin(), kept.end(), projection_name(spec)) != kept.end();
 }
 
 Status check_width(const char* option, double bits, codec::Codebook codebook) {
@@ -43,7 +50,7 @@ class Run {
         dir_(std::move(dir)),
         progress_(progress),
         pool_(pool),
-        specs_(quantizable_matrices(config_)),
+        specs_(quantized_matrices(options_, config_, &report_.native)),
         shards_(loader.index(), config_, specs_),
         context_{config_, loader.engram_hashes(), loader.engram_token_map(), options.numerics, pool, nullptr} {}
 
@@ -80,13 +87,7 @@ class Run {
                                    "'); quantize the official checkpoint it was made from");
       }
     }
-    for (const MatrixSpec& spec : all_matrices(config_)) {
-      if (!spec.is_quantizable) {
-        report_.native.push_back({spec.stem, "dimensions " + std::to_string(spec.in) + " x " +
-                                                 std::to_string(spec.out) + " are not both multiples of 128"});
-      }
-    }
-    return ok_status();
+    return check_widths(options_, config_);
   }
 
   void count(const std::vector<DatasetRow>& rows) {
@@ -149,7 +150,10 @@ class Run {
                  residual_.of_layer(block)};
     std::erase_if(job.specs,
                   [](const MatrixSpec& s) { return s.kind == MatrixKind::kMainProj || s.kind == MatrixKind::kHead; });
-    for (const MatrixSpec& spec : job.specs) job.k2.push_back(width_of(options_, spec, config_.n_layers));
+    for (MatrixSpec& spec : job.specs) {
+      job.k2.push_back(width_of(options_, spec, config_.n_layers));
+      spec.is_quantizable = spec.is_quantizable && job.k2.back() != kNativeWidth;
+    }
     return job;
   }
 
@@ -249,18 +253,18 @@ class Run {
   const fs::path dir_;
   Progress& progress_;
   ThreadPool& pool_;
-  const std::vector<MatrixSpec> specs_;  // quantizable
+  QuantizeReport report_;
+  const std::vector<MatrixSpec> specs_;  // to be quantized
   const ShardPlan shards_;
   const CallContext context_;
   ResidualMetrics residual_;
-  QuantizeReport report_;
 };
 
 }  // namespace
 
 Status check_options(const QuantizeOptions& options) {
   const codec::Codebook codebook = options.encode.codec.codebook;
-  RETURN_IF_ERROR(check_width("--bits", options.bits, codebook));
+  if (!options.plan || options.bits != 0) RETURN_IF_ERROR(check_width("--bits", options.bits, codebook));
   if (options.dense_bits) RETURN_IF_ERROR(check_width("--dense-bits", *options.dense_bits, codebook));
   if (options.head_bits) RETURN_IF_ERROR(check_width("--head-bits", *options.head_bits, codebook));
   if (options.drafter_bits) RETURN_IF_ERROR(check_width("--drafter-bits", *options.drafter_bits, codebook));
@@ -269,7 +273,59 @@ Status check_options(const QuantizeOptions& options) {
   return ok_status();
 }
 
+std::vector<MatrixSpec> quantized_matrices(const QuantizeOptions& options, const Config& config,
+                                           std::vector<NativeMatrix>* native) {
+  std::vector<MatrixSpec> out;
+  for (MatrixSpec& spec : all_matrices(config)) {
+    if (!spec.is_quantizable) {
+      native->push_back({spec.stem, "dimensions " + std::to_string(spec.in) + " x " + std::to_string(spec.out) +
+                                        " are not both multiples of 128"});
+    } else if (is_kept(options, spec)) {
+      native->push_back({spec.stem, projection_name(spec) + " stays native by choice (--keep-native, or the layout)"});
+    } else if (width_of(options, spec, config.n_layers) == kNativeWidth) {
+      native->push_back({spec.stem, "native by the plan"});
+    } else {
+      out.push_back(std::move(spec));
+    }
+  }
+  return out;
+}
+
+Status check_widths(const QuantizeOptions& options, const Config& config) {
+  std::set<std::string> projections;
+  std::map<std::string, bool> whole;  // wo_a, or an expert -> its first matrix is native
+  for (const MatrixSpec& spec : all_matrices(config)) {
+    projections.insert(projection_name(spec));
+    if (!spec.is_quantizable) continue;
+    const int k2 = width_of(options, spec, config.n_layers);
+    if (k2 < 0) {
+      return failed_precondition("the plan gives no width for '" + spec.stem + "'; add it, or give --bits for what it leaves out");
+    }
+    if (k2 != kNativeWidth && !codec::is_searchable_width(k2, options.encode.codec.codebook)) {
+      return failed_precondition("'" + spec.stem + "': width " + width_text_of(k2) + " does not exist for codebook " +
+                                 std::string(codec::codebook_name(options.encode.codec.codebook)));
+    }
+    if (spec.kind != MatrixKind::kWoA && !is_routed(spec)) continue;
+    const std::string group = is_routed(spec) ? spec.stem.substr(0, spec.stem.rfind('.')) : module_stem(spec);
+    const auto [it, is_first] = whole.emplace(group, k2 == kNativeWidth);
+    if (!is_first && it->second != (k2 == kNativeWidth)) {
+      return failed_precondition("'" + group + "': expected all of its matrices native or none");
+    }
+  }
+  for (const std::string& name : options.keep_native) {
+    if (projections.count(name) == 0) {
+      return invalid_argument("--keep-native: expected a projection such as attn.wkv, found '" + name + "'");
+    }
+  }
+  return ok_status();
+}
+
 int width_of(const QuantizeOptions& options, const MatrixSpec& spec, int n_layers) {
+  if (is_kept(options, spec)) return kNativeWidth;
+  if (options.plan) {
+    if (const std::optional<int> k2 = options.plan->width_of(spec, n_layers)) return *k2;
+    if (options.bits == 0) return -1;
+  }
   double bits = options.bits;
   if (spec.kind == MatrixKind::kHead)
     bits = options.head_bits.value_or(bits);

@@ -20,6 +20,7 @@
 #include "base/thread_pool.h"
 #include "model/dataset.h"
 #include "model/numerics.h"
+#include "model/pack_plan.h"
 #include "model/weights.h"
 #include "stages/quantize/encode.h"
 
@@ -31,6 +32,9 @@ struct QuantizeOptions {
   std::optional<double> dense_bits;  // attention, shared experts, compressor, indexer, Engram projection
   std::optional<double> head_bits;
   std::optional<double> drafter_bits;  // every matrix of the drafter
+  // Widths of single matrices; what it does not say falls back to the numbers above (bits = 0: it must say everything).
+  std::optional<PackPlan> plan;
+  std::vector<std::string> keep_native;  // projections (names.h) that are not quantized: "attn.wkv"
   EncodeSettings encode;
   Numerics numerics = Numerics::kKvq;
   int64_t draft_stride = 8;  // one draft call per so many positions of a row
@@ -56,10 +60,18 @@ struct QuantizeReport {
   Tensor probe_logits;  // [n, vocab]
 };
 
+// The matrices that the options quantize, in the order of the forward pass; the others with the reason.
+std::vector<MatrixSpec> quantized_matrices(const QuantizeOptions& options, const Config& config,
+                                           std::vector<NativeMatrix>* native);
+
 // Checks of bits against what the encoder can do. Errors: invalid_argument naming the option.
 Status check_options(const QuantizeOptions& options);
 
-// Width in half bits of a matrix under the options.
+// Whether the options fit a network: every quantizable matrix has a width that its codebook knows, a wo_a and an expert are
+// native as a whole or not at all, keep_native names projections that exist. Errors: invalid_argument, failed_precondition naming the matrix.
+Status check_widths(const QuantizeOptions& options, const Config& config);
+
+// Width in half bits of a matrix under the options; kNativeWidth when it keeps its native form.
 int width_of(const QuantizeOptions& options, const MatrixSpec& spec, int n_layers);
 
 // loader: the native checkpoint. rows: calibration sequences, fitting the model's vocabulary and context. Shards are

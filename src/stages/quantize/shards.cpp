@@ -6,39 +6,10 @@
 
 #include "base/check.h"
 #include "format/safetensors.h"
+#include "stages/pack/layout.h"
 
 namespace espalier {
 namespace {
-
-bool starts_with(const std::string& text, std::string_view head) {
-  return text.compare(0, head.size(), head) == 0;
-}
-
-// Orders shards as the release does: rest, embedding, layers, head, drafter, Engram tables.
-struct ShardKey {
-  int group;
-  int number;
-  bool operator<(const ShardKey& o) const { return group != o.group ? group < o.group : number < o.number; }
-};
-enum Group { kRest, kEmbed, kLayers, kHeadGroup, kDrafter, kTables };
-
-int leading_number(const std::string& text, size_t at) {
-  int value = 0;
-  for (; at < text.size() && text[at] >= '0' && text[at] <= '9' && value < 100000; ++at)
-    value = value * 10 + (text[at] - '0');
-  return value;
-}
-
-ShardKey key_of(const std::string& name) {
-  if (starts_with(name, "embed.")) return {kEmbed, 0};
-  if (starts_with(name, "head.") || starts_with(name, "norm.")) return {kHeadGroup, 0};
-  if (starts_with(name, "layers.")) {
-    const int layer = leading_number(name, 7);
-    return {name.find(".engram.embed.") != std::string::npos ? kTables : kLayers, layer};
-  }
-  if (starts_with(name, "mtp.")) return {kDrafter, leading_number(name, 4)};
-  return {kRest, 0};
-}
 
 // Native tensors that an EXL3 matrix takes the place of.
 void add_replaced(const MatrixSpec& spec, std::set<std::string>* names) {
@@ -68,11 +39,11 @@ ShardPlan::ShardPlan(const TensorIndex& index, const Config& config, const std::
   std::set<std::string> replaced;
   for (const MatrixSpec& spec : quantized) add_replaced(spec, &replaced);
   std::map<ShardKey, std::vector<std::string>> groups;
-  for (int layer = 0; layer < config.n_layers; ++layer) groups[{kLayers, layer}];
-  groups[{kHeadGroup, 0}];
-  for (int stage = 0; stage < config.drafter.n_stages; ++stage) groups[{kDrafter, stage}];
+  for (int layer = 0; layer < config.n_layers; ++layer) groups[{ShardKey::kLayers, layer}];
+  groups[{ShardKey::kHead, 0}];
+  for (int stage = 0; stage < config.drafter.n_stages; ++stage) groups[{ShardKey::kDrafter, stage}];
   for (const std::string& name : index.names()) {
-    if (replaced.count(name) == 0) groups[key_of(name)].push_back(name);
+    if (replaced.count(name) == 0) groups[shard_key(name)].push_back(name);
   }
   int64_t number = 0;
   for (auto& [key, names] : groups) {
@@ -81,9 +52,9 @@ ShardPlan::ShardPlan(const TensorIndex& index, const Config& config, const std::
     std::snprintf(buffer, sizeof buffer, "model-%05lld-of-%05lld.safetensors", static_cast<long long>(++number),
                   static_cast<long long>(groups.size()));
     shard.name = buffer;
-    if (key.group == kLayers) shard.block = key.number;
-    if (key.group == kHeadGroup) shard.block = kHead;
-    if (key.group == kDrafter) shard.block = config.n_layers + key.number;
+    if (key.group == ShardKey::kLayers) shard.block = key.number;
+    if (key.group == ShardKey::kHead) shard.block = kHead;
+    if (key.group == ShardKey::kDrafter) shard.block = config.n_layers + key.number;
     shard.native = std::move(names);
     shards_.push_back(std::move(shard));
   }

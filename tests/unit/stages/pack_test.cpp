@@ -51,9 +51,6 @@ TEST(Pack, the_description_lists_every_tensor_with_its_shard_width_and_codebook)
                    R"({"model_type":"deepseek_v41","quantization_config":{"quant_method":"fp8"}})");
   PackFacts facts;
   facts.producer = "espalier test";
-  facts.codebook = "mul1";
-  facts.bits = 3.004;
-  facts.head_bits = 6;
   facts.calibration_rows = 7;
   facts.calibration_cols = 99;
   ASSERT_TRUE(write_pack_description(dir / "pack", dir / "source", Layout::kExllamav3, facts).ok());
@@ -62,7 +59,8 @@ TEST(Pack, the_description_lists_every_tensor_with_its_shard_width_and_codebook)
   EXPECT_EQ(config["model_type"], "deepseek_v41");
   EXPECT_EQ(config["quantization_config"]["quant_method"], "exl3");
   EXPECT_EQ(config["quantization_config"]["bits"], 3.0);
-  EXPECT_EQ(config["quantization_config"]["head_bits"], 6);
+  EXPECT_EQ(config["quantization_config"]["head_bits"], 16);  // native
+  EXPECT_EQ(config["quantization_config"]["codebook"], "mul1");
   EXPECT_EQ(config["quantization_config"]["calibration"]["cols"], 99);
   EXPECT_EQ(config["quantization_config"]["original_quantization_config"]["quant_method"], "fp8");
   EXPECT_FALSE(config["quantization_config"].contains("mtp_bits"));
