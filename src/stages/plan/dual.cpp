@@ -12,7 +12,7 @@ constexpr int kMaxSteps = 6000;
 
 }  // namespace
 
-Dual::Dual(const AllocationProblem& problem, const Hulls& hulls) : problem_(problem), hulls_(hulls) {
+Dual::Dual(const AllocationProblem& problem, const Hulls& hulls) : hulls_(hulls) {
   worst_ = hulls.floor;
   for (size_t i = 0; i < hulls.n_items(); ++i) {
     reads_.push_back(static_cast<double>(problem.items[i].reads));

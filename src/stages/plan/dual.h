@@ -53,7 +53,6 @@ class Dual {
   bool settle_storage(DualPrices& prices, const DualLimits& limits);
   void ellipsoid(const DualLimits& limits, Best& best);
 
-  const AllocationProblem& problem_;
   const Hulls& hulls_;
   std::vector<double> reads_;
   double worst_ = 0;  // objective of the smallest options
