@@ -1,8 +1,8 @@
 // How long does the allocator take at the real size, and how far from the optimum does it stop?
 //
-// Method: 46,080 items (40 layers x 384 experts x 3 matrices of 5120 x 2304) with log-normal layer sensitivity (spread 0.6), read
-// frequency (0.9) and residual (0.4), six domains with slopes that differ by 0.3; widths 2 to 5, or 1 to 8 with half steps. Wall time of
-// allocate() with one thread, best and worst of five runs, and the gap that it reports.
+// Method: 46,080 items (40 layers x 384 experts x 3 matrices of 5120 x 2304) with log-normal layer sensitivity (spread
+// 0.6), read frequency (0.9) and residual (0.4), six domains with slopes that differ by 0.3; widths 2 to 5, or 1 to 8
+// with half steps. Wall time of allocate() with one thread, best and worst of five runs, and the gap that it reports.
 // Usage: bench_allocate
 #include <algorithm>
 #include <chrono>
@@ -38,7 +38,8 @@ AllocationProblem make_problem(bool all_widths) {
   const CounterRng rng(1, "allocate");
   uint64_t at = 0;
   AllocationProblem p;
-  for (int d = 0; d < kDomains; ++d) p.domains.push_back({"domain " + std::to_string(d), 1.0 / kDomains, 0.001, 1, std::nullopt});
+  for (int d = 0; d < kDomains; ++d)
+    p.domains.push_back({"domain " + std::to_string(d), 1.0 / kDomains, 0.001, 1, std::nullopt});
   for (int l = 0; l < kLayers; ++l) {
     std::vector<double> layer;
     const double common = 0.6 * normal(rng, at++);
@@ -55,7 +56,8 @@ AllocationProblem make_problem(bool all_widths) {
         }
         item.reads = std::llround(frequency * 0x1p26);
         p.items.push_back(std::move(item));
-        for (int d = 0; d < kDomains; ++d) p.slopes.push_back(0.02 * frequency * residual * layer[static_cast<size_t>(d)]);
+        for (int d = 0; d < kDomains; ++d)
+          p.slopes.push_back(0.02 * frequency * residual * layer[static_cast<size_t>(d)]);
       }
     }
   }
@@ -75,8 +77,8 @@ void measure(const char* what, const AllocationProblem& p) {
       return;
     }
     if (k == 4) {
-      std::printf("%-44s %6.3f to %6.3f s   gap %.1e   %lld dual evaluations, %lld exchanges\n", what, best, worst, plan->gap,
-                  static_cast<long long>(plan->dual_evaluations), static_cast<long long>(plan->exchanges));
+      std::printf("%-44s %6.3f to %6.3f s   gap %.1e   %lld dual evaluations, %lld exchanges\n", what, best, worst,
+                  plan->gap, static_cast<long long>(plan->dual_evaluations), static_cast<long long>(plan->exchanges));
     }
   }
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <numeric>
 
 #include "stages/plan/dual.h"
 #include "stages/plan/hulls.h"
@@ -12,9 +13,23 @@
 namespace espalier {
 namespace {
 
+// The largest storage that any choice can take within the limit, as far as a common measure of the steps tells: a
+// budget that no sum of steps can meet would leave the dual a gap of its own.
+int64_t reachable_storage(const AllocationProblem& problem) {
+  int64_t base = 0, step = 0;
+  for (const AllocationItem& item : problem.items) {
+    base += item.options[0].half_bits;
+    for (const AllocationOption& o : item.options) step = std::gcd(step, o.half_bits - item.options[0].half_bits);
+  }
+  if (step <= 1) return problem.storage_limit;
+  int64_t over = (problem.storage_limit - base) % step;
+  if (over < 0) over += step;
+  return problem.storage_limit - over;
+}
+
 DualLimits limits_of(const AllocationProblem& problem, const Hulls& hulls) {
   DualLimits out;
-  out.storage = static_cast<double>(problem.storage_limit);
+  out.storage = static_cast<double>(reachable_storage(problem));
   out.has_reads = problem.read_limit.has_value();
   if (out.has_reads) out.reads = static_cast<double>(*problem.read_limit);
   for (const int d : hulls.guards) {
@@ -65,7 +80,8 @@ Status infeasible(const AllocationProblem& problem, const Hulls& hulls, bool is_
   }
   if (least_bits > problem.storage_limit) {
     return failed_precondition("allocation: storage: the smallest options take " + std::to_string(least_bits) +
-                               " half bits, the budget is " + std::to_string(problem.storage_limit) + "; raise the budget or free pins");
+                               " half bits, the budget is " + std::to_string(problem.storage_limit) +
+                               "; raise the budget or free pins");
   }
   if (problem.read_limit && least_reads > *problem.read_limit) {
     return failed_precondition("allocation: read cap: the smallest options already read " +
@@ -156,13 +172,15 @@ Result<Allocation> allocate(const AllocationProblem& problem) {
   out.prices.storage = best.prices.storage;
   out.prices.reads = best.prices.reads;
   out.prices.guards.assign(problem.domains.size(), 0);
-  for (size_t g = 0; g < hulls.guards.size(); ++g) out.prices.guards[static_cast<size_t>(hulls.guards[g])] = best.prices.guards[g];
+  for (size_t g = 0; g < hulls.guards.size(); ++g)
+    out.prices.guards[static_cast<size_t>(hulls.guards[g])] = best.prices.guards[g];
   out.dual_evaluations = dual.n_evaluations();
   return out;
 }
 
 Result<ReadBits> half_bits_at(double bpw, ReadBits weights) {
-  if (!(bpw >= 0 && bpw <= 64)) return invalid_argument("bits per weight: expected 0 to 64, found " + std::to_string(bpw));
+  if (!(bpw >= 0 && bpw <= 64))
+    return invalid_argument("bits per weight: expected 0 to 64, found " + std::to_string(bpw));
   constexpr ReadBits kUnits = 1'000'000'000;
   const auto units = static_cast<ReadBits>(std::llround(bpw * 1e9));
   // weights = whole * kUnits + rest keeps the product within 128 bits for any sum of reads.

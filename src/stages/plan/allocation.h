@@ -1,16 +1,16 @@
-// The allocation problem and its solver: one option for every item, at the least predicted KL, under a storage budget, a cap on
-// what decoding reads and limits per domain.
+// The allocation problem and its solver: one option for every item, at the least predicted KL, under a storage budget,
+// a cap on what decoding reads and limits per domain.
 //
 //     minimise    sum_d weight_d K_d            K_d = floor_d + additivity_d * sum_i slope_{i,d} * error_i(option_i)
 //     subject to  sum_i half_bits_i             <= storage_limit
 //                 sum_i reads_i * half_bits_i   <= read_limit            (optional)
 //                 K_d                           <= limit_d               (domains that have one)
 //
-// An item is what gets one decision: an expert, or a matrix. Pins are options that are not offered. The solver maximises the
-// Lagrangian dual, repairs its primal point to a feasible one, improves it by exchanges, and says how far from the optimum it can
-// be at most. Storage and reads are integers, so that a budget is never passed by one bit. No randomness, one thread, the same
-// result everywhere. Source: quality.md 3.1 and 3.2; Everett 1963 for the multipliers, Gruenwald's minimum-volume ellipsoids with
-// deep cuts for several of them.
+// An item is what gets one decision: an expert, or a matrix. Pins are options that are not offered. The solver
+// maximises the Lagrangian dual, repairs its primal point to a feasible one, improves it by exchanges, and says how far
+// from the optimum it can be at most. Storage and reads are integers, so that a budget is never passed by one bit. No
+// randomness, one thread, the same result everywhere. Source: quality.md 3.1 and 3.2; Everett 1963 for the multipliers,
+// Gruenwald's minimum-volume ellipsoids with deep cuts for several of them.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ struct AllocationOption {
 
 struct AllocationItem {
   std::vector<AllocationOption> options;  // at least one, in any order
-  int64_t reads = 0;                      // expected reads per token in fixed point, >= 0 and below 2^31; one scale for all items
+  int64_t reads = 0;  // expected reads per token in fixed point, >= 0 and below 2^31; one scale for all items
 };
 
 struct AllocationDomain {
@@ -80,9 +80,9 @@ struct Allocation {
 AllocationUse allocation_use(const AllocationProblem& problem, const std::vector<int>& choice);
 bool is_within_limits(const AllocationProblem& problem, const AllocationUse& use);
 
-// Errors: invalid_argument for a malformed problem; failed_precondition when no choice meets the limits, naming the limit that
-// cannot be met alone and what is the least it could be, or the limits that cannot be met together. Cost: 46,080 items with
-// storage and read limits take a fraction of a second (bench/allocate.cpp). Threads: pure.
+// Errors: invalid_argument for a malformed problem; failed_precondition when no choice meets the limits, naming the
+// limit that cannot be met alone and what is the least it could be, or the limits that cannot be met together. Cost:
+// 46,080 items with storage and read limits take a fraction of a second (bench/allocate.cpp). Threads: pure.
 Result<Allocation> allocate(const AllocationProblem& problem);
 
 // floor(2 * bpw * weights) with bpw taken to nine decimals: the budget in half bits that `bpw` bits per weight mean.

@@ -73,7 +73,8 @@ bool Dual::settle_storage(DualPrices& prices, const DualLimits& limits) {
   double low = 0;
   while (true) {
     // In the logarithm first; a span of four and less is halved.
-    const double middle = low * 4 < high ? (low > 0 ? std::sqrt(low) * std::sqrt(high) : high * 0x1p-16) : low + (high - low) / 2;
+    const double middle =
+        low * 4 < high ? (low > 0 ? std::sqrt(low) * std::sqrt(high) : high * 0x1p-16) : low + (high - low) / 2;
     if (!(middle > low && middle < high)) break;
     (fits(middle) ? high : low) = middle;
   }
@@ -153,7 +154,8 @@ void Dual::ellipsoid(const DualLimits& limits, Best& best) {
         }
         cut[0] = -(point.storage - limits.storage) / scale[0];
         if (limits.has_reads) cut[1] = -(point.reads - limits.reads) / scale[1];
-        for (size_t g = 0; g < n_guards; ++g) cut[offset + g] = -(point.guards[g] - limits.guards[g]) / scale[offset + g];
+        for (size_t g = 0; g < n_guards; ++g)
+          cut[offset + g] = -(point.guards[g] - limits.guards[g]) / scale[offset + g];
         depth = best.value - point.value;
         is_gradient = true;
       }

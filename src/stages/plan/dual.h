@@ -17,7 +17,7 @@ struct DualLimits {
 };
 
 struct DualPrices {
-  double storage = 0;          // per half bit
+  double storage = 0;  // per half bit
   double reads = 0;
   std::vector<double> guards;  // of Hulls::guards
 };
@@ -48,8 +48,8 @@ class Dual {
   int64_t n_evaluations() const { return n_evaluations_; }
 
  private:
-  // The smallest storage price, to neighbouring doubles, whose minimiser keeps the storage limit, others as in `prices`. Returns
-  // false when even the smallest options pass it.
+  // The smallest storage price, to neighbouring doubles, whose minimiser keeps the storage limit, others as in
+  // `prices`. Returns false when even the smallest options pass it.
   bool settle_storage(DualPrices& prices, const DualLimits& limits);
   void ellipsoid(const DualLimits& limits, Best& best);
 

@@ -15,14 +15,16 @@ Status check_problem(const AllocationProblem& problem) {
                             " slopes, found " + std::to_string(problem.slopes.size()));
   }
   for (const AllocationDomain& d : problem.domains) {
-    if (!(d.weight >= 0) || !(d.additivity >= 0) || !std::isfinite(d.weight * d.additivity) || !std::isfinite(d.floor)) {
-      return invalid_argument("allocation: domain '" + d.name + "': expected a finite floor, weight and additivity >= 0");
+    if (!(d.weight >= 0) || !(d.additivity >= 0) || !std::isfinite(d.weight * d.additivity) ||
+        !std::isfinite(d.floor)) {
+      return invalid_argument("allocation: domain '" + d.name +
+                              "': expected a finite floor, weight and additivity >= 0");
     }
   }
   for (size_t i = 0; i < problem.slopes.size(); ++i) {
     if (!(problem.slopes[i] >= 0) || !std::isfinite(problem.slopes[i])) {
-      return invalid_argument("allocation: item " + std::to_string(i / n_domains) + ": expected finite slopes >= 0, found " +
-                              std::to_string(problem.slopes[i]));
+      return invalid_argument("allocation: item " + std::to_string(i / n_domains) +
+                              ": expected finite slopes >= 0, found " + std::to_string(problem.slopes[i]));
     }
   }
   for (size_t i = 0; i < problem.items.size(); ++i) {
@@ -42,8 +44,10 @@ Status check_problem(const AllocationProblem& problem) {
   return ok_status();
 }
 
-void append_hull(const std::vector<AllocationOption>& options, std::vector<int>& order, std::vector<HullPoint>& out) {
-  order.resize(options.size());
+}  // namespace
+
+void append_lower_hull(const std::vector<AllocationOption>& options, std::vector<HullPoint>& out) {
+  std::vector<int> order(options.size());
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
     const AllocationOption& x = options[static_cast<size_t>(a)];
@@ -63,17 +67,14 @@ void append_hull(const std::vector<AllocationOption>& options, std::vector<int>&
   }
 }
 
-}  // namespace
-
 Result<Hulls> make_hulls(const AllocationProblem& problem) {
   RETURN_IF_ERROR(check_problem(problem));
   Hulls hulls;
   const size_t n = problem.items.size(), n_domains = problem.domains.size();
-  std::vector<int> order;
   hulls.first.reserve(n + 1);
   for (const AllocationItem& item : problem.items) {
     hulls.first.push_back(hulls.points.size());
-    append_hull(item.options, order, hulls.points);
+    append_lower_hull(item.options, hulls.points);
   }
   hulls.first.push_back(hulls.points.size());
   for (size_t d = 0; d < n_domains; ++d) {

@@ -1,5 +1,5 @@
-// Lower convex hulls of every item's (storage, error) points: the only options that a Lagrangian can choose, in one flat table.
-// Internal to the solver in allocation.h.
+// Lower convex hulls of every item's (storage, error) points: the only options that a Lagrangian can choose, in one
+// flat table. Internal to the solver in allocation.h.
 #pragma once
 
 #include <cstdint>
@@ -17,12 +17,12 @@ struct HullPoint {
 };
 
 struct Hulls {
-  std::vector<HullPoint> points;  // per item ascending in storage, strictly falling in error, slopes not rising
-  std::vector<size_t> first;      // [n_items + 1] offsets into points
-  std::vector<double> weights;    // [n_items] objective per unit of error: sum_d weight_d additivity_d slope_{i,d}
-  std::vector<int> guards;        // domains that have a limit
+  std::vector<HullPoint> points;      // per item ascending in storage, strictly falling in error, slopes not rising
+  std::vector<size_t> first;          // [n_items + 1] offsets into points
+  std::vector<double> weights;        // [n_items] objective per unit of error: sum_d weight_d additivity_d slope_{i,d}
+  std::vector<int> guards;            // domains that have a limit
   std::vector<double> guard_weights;  // [n_guards, n_items] additivity_d slope_{i,d}
-  double floor = 0;               // sum_d weight_d floor_d
+  double floor = 0;                   // sum_d weight_d floor_d
 
   size_t n_items() const { return weights.size(); }
   size_t n_points(size_t item) const { return first[item + 1] - first[item]; }
@@ -30,8 +30,11 @@ struct Hulls {
   double guard_weight(size_t guard, size_t item) const { return guard_weights[guard * n_items() + item]; }
 };
 
-// Checks the problem and builds the table. Among options of one size the first of least error stands for all; points on a straight
-// line stay. Errors: invalid_argument naming the item.
+// The hull of one item's options. Among options of one size the first of least error stands for all; points on a
+// straight line stay.
+void append_lower_hull(const std::vector<AllocationOption>& options, std::vector<HullPoint>& out);
+
+// Checks the problem and builds the table. Errors: invalid_argument naming the item.
 Result<Hulls> make_hulls(const AllocationProblem& problem);
 
 }  // namespace espalier

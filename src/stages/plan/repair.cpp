@@ -29,7 +29,7 @@ Repair::Repair(const AllocationProblem& problem, const Hulls& hulls, const DualP
   // Tightened limits are below the problem's; the problem's own is an exact integer.
   if (has_reads_) {
     read_limit_ = limits.reads >= static_cast<double>(*problem.read_limit) ? *problem.read_limit
-                                                                          : static_cast<ReadBits>(limits.reads);
+                                                                           : static_cast<ReadBits>(limits.reads);
   }
   for (double& g : guard_limits_) g -= kGuardRoom * std::abs(g);
 }
@@ -44,7 +44,8 @@ Repair::Move Repair::move(size_t item, int to) const {
   m.reads = static_cast<ReadBits>(problem_.items[item].reads) * m.half_bits;
   const double error = target.error - from.error;
   m.objective = hulls_.weights[item] * error;
-  m.cost = m.objective + prices_.storage * static_cast<double>(m.half_bits) + prices_.reads * static_cast<double>(m.reads);
+  m.cost =
+      m.objective + prices_.storage * static_cast<double>(m.half_bits) + prices_.reads * static_cast<double>(m.reads);
   for (size_t g = 0; g < hulls_.guards.size(); ++g) m.cost += prices_.guards[g] * hulls_.guard_weight(g, item) * error;
   return m;
 }

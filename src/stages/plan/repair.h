@@ -1,5 +1,5 @@
-// From the dual's minimiser to a good feasible choice: demotions until every limit holds, promotions while one fits, exchanges while
-// one pays. Works on hull positions. Internal to the solver in allocation.h.
+// From the dual's minimiser to a good feasible choice: demotions until every limit holds, promotions while one fits,
+// exchanges while one pays. Works on hull positions. Internal to the solver in allocation.h.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,8 @@ class Repair {
   struct Move {
     size_t item = 0;
     int to = 0;
-    double objective = 0;   // change
-    double cost = 0;        // change of the Lagrangian: >= 0 at the minimiser
+    double objective = 0;  // change
+    double cost = 0;       // change of the Lagrangian: >= 0 at the minimiser
     int64_t half_bits = 0;
     ReadBits reads = 0;
   };

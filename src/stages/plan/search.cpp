@@ -59,7 +59,8 @@ class Search {
     open_.resize(problem_.items.size());
     for (size_t i = 0; i < open_.size(); ++i) {
       const std::vector<AllocationOption>& options = problem_.items[i].options;
-      for (size_t k = 0; k < options.size(); ++k) open_[i].push_back({reduced_cost(i, options[k]), static_cast<int>(k)});
+      for (size_t k = 0; k < options.size(); ++k)
+        open_[i].push_back({reduced_cost(i, options[k]), static_cast<int>(k)});
       std::stable_sort(open_[i].begin(), open_[i].end(), [](const Open& a, const Open& b) { return a.cost < b.cost; });
       const double least = open_[i][0].cost;
       for (Open& o : open_[i]) o.cost -= least;

@@ -44,7 +44,8 @@ struct Random {
 AllocationProblem small_problem(Random& r, int n_items, int n_options, int n_domains) {
   AllocationProblem p;
   for (int d = 0; d < n_domains; ++d) {
-    p.domains.push_back({"d" + std::to_string(d), 0.25 + r.uniform(), 0.01 * r.uniform(), 0.7 + 0.6 * r.uniform(), std::nullopt});
+    p.domains.push_back(
+        {"d" + std::to_string(d), 0.25 + r.uniform(), 0.01 * r.uniform(), 0.7 + 0.6 * r.uniform(), std::nullopt});
   }
   for (int i = 0; i < n_items; ++i) {
     AllocationItem item;
@@ -60,7 +61,8 @@ AllocationProblem small_problem(Random& r, int n_items, int n_options, int n_dom
   }
   const AllocationUse least = allocation_use(p, std::vector<int>(p.items.size(), 0));
   const AllocationUse most = allocation_use(p, std::vector<int>(p.items.size(), n_options - 1));
-  p.storage_limit = least.half_bits + static_cast<int64_t>(r.uniform() * static_cast<double>(most.half_bits - least.half_bits));
+  p.storage_limit =
+      least.half_bits + static_cast<int64_t>(r.uniform() * static_cast<double>(most.half_bits - least.half_bits));
   return p;
 }
 
@@ -155,8 +157,8 @@ TEST(Allocation, golden_instance_gives_every_published_row) {
     const auto plan = allocate(p);
     ASSERT_TRUE(plan.ok()) << plan.error().message();
     const std::string what = std::to_string(row.bpw) + " / " + (row.read_cap ? std::to_string(*row.read_cap) : "-");
-    // The published primal values are of a solver that leaves up to 1.3e-6 on the table; a smaller value is allowed as far as the
-    // published bound says that it can exist.
+    // The published primal values are of a solver that leaves up to 1.3e-6 on the table; a smaller value is allowed as
+    // far as the published bound says that it can exist.
     EXPECT_LE(plan->use.objective, row.kl + 1e-6) << what;
     EXPECT_GE(plan->use.objective, row.dual_bound - 1e-6) << what;
     EXPECT_NEAR(plan->dual_bound, row.dual_bound, 1e-6) << what;
@@ -246,6 +248,7 @@ TEST(Allocation, identical_items_are_filled_to_the_last_bit) {
   const auto plan = allocate(p);
   ASSERT_TRUE(plan.ok()) << plan.error().message();
   EXPECT_EQ(plan->use.half_bits, 5000);
+  EXPECT_LT(plan->gap, 1e-12);  // what cannot be spent is no gap
   int threes = 0;
   for (size_t i = 0; i < p.items.size(); ++i) threes += plan->choice[i] == 2;
   EXPECT_EQ(threes, 500);

@@ -1,5 +1,5 @@
-// The golden allocation instance of quality.md 3.4: 40 layers of 384 experts whose sensitivities are quantiles in a fixed order, no
-// random numbers.
+// The golden allocation instance of quality.md 3.4: 40 layers of 384 experts whose sensitivities are quantiles in a
+// fixed order, no random numbers.
 #pragma once
 
 #include <cmath>
