@@ -18,14 +18,16 @@ constexpr double kRounding = 1e-3;
 
 class Arrays {
  public:
-  Arrays(const SafetensorsFile& file, const std::string& kind) : file_(file), where_(kind + " '" + file.path().string() + "'") {}
+  Arrays(const SafetensorsFile& file, const std::string& kind)
+      : file_(file), where_(kind + " '" + file.path().string() + "'") {}
 
   const std::string& where() const { return where_; }
 
   Status schema(const char* expected) const {
     const auto it = file_.metadata().find("schema");
     const std::string found = it == file_.metadata().end() ? "" : it->second;
-    return found == expected ? ok_status() : data_loss(where_ + ": expected schema " + expected + ", found '" + found + "'");
+    return found == expected ? ok_status()
+                             : data_loss(where_ + ": expected schema " + expected + ", found '" + found + "'");
   }
 
   // A metadata entry that is a JSON list.
@@ -33,7 +35,8 @@ class Arrays {
     const auto it = file_.metadata().find(key);
     if (it == file_.metadata().end()) return data_loss(where_ + ": metadata '" + key + "' is missing");
     ASSIGN_OR_RETURN(Json value, parse_json(it->second, where_ + ": metadata '" + key + "'"));
-    if (!value.is_array() || value.empty()) return data_loss(where_ + ": metadata '" + key + "': expected a list, not empty");
+    if (!value.is_array() || value.empty())
+      return data_loss(where_ + ": metadata '" + key + "': expected a list, not empty");
     return value;
   }
 
@@ -54,7 +57,8 @@ class Arrays {
       if (may_be_missing && std::isnan(values[i])) continue;
       if (!(values[i] >= 0) || !(values[i] <= high)) {
         char text[96];
-        std::snprintf(text, sizeof text, ": expected 0 to %g, found %g at index %zu", high, static_cast<double>(values[i]), i);
+        std::snprintf(text, sizeof text, ": expected 0 to %g, found %g at index %zu", high,
+                      static_cast<double>(values[i]), i);
         return data_loss(where_ + ": array '" + name + "'" + text);
       }
     }
@@ -73,8 +77,9 @@ Status check_reads(const Arrays& arrays, const char* name, const std::vector<flo
     double sum = 0;
     for (size_t e = 0; e < n_experts; ++e) sum += static_cast<double>(reads[begin + e]);
     if (sum > static_cast<double>(config.n_active) * (1 + kRounding)) {
-      return data_loss(arrays.where() + ": array '" + name + "': layer " + std::to_string(begin / n_experts) + ": expected at most " +
-                       std::to_string(config.n_active) + " reads per token, found " + std::to_string(sum));
+      return data_loss(arrays.where() + ": array '" + name + "': layer " + std::to_string(begin / n_experts) +
+                       ": expected at most " + std::to_string(config.n_active) + " reads per token, found " +
+                       std::to_string(sum));
     }
   }
   return ok_status();
@@ -96,12 +101,14 @@ Result<RoutingStatistics> read_routing_statistics(const std::filesystem::path& p
   std::set<std::string> names;
   for (const Json& name : domains) {
     if (!name.is_string() || !names.insert(name.get<std::string>()).second) {
-      return data_loss(arrays.where() + ": metadata 'domains': expected names, each once, found " + dump_json(name).substr(0, 60));
+      return data_loss(arrays.where() + ": metadata 'domains': expected names, each once, found " +
+                       dump_json(name).substr(0, 60));
     }
     out.domains.push_back(name.get<std::string>());
   }
   const Shape experts = {config.n_layers, config.n_experts};
-  RETURN_IF_ERROR(arrays.take("share", {config.n_layers, config.n_experts, static_cast<int64_t>(out.domains.size())}, true, out.share));
+  RETURN_IF_ERROR(arrays.take("share", {config.n_layers, config.n_experts, static_cast<int64_t>(out.domains.size())},
+                              true, out.share));
   RETURN_IF_ERROR(arrays.take("reads_routed", experts, true, out.reads_routed));
   RETURN_IF_ERROR(arrays.take("reads_served", experts, false, out.reads_served));
   RETURN_IF_ERROR(arrays.range("share", out.share, 1e6, false));
@@ -127,7 +134,8 @@ Result<MatrixErrors> read_matrix_errors(const std::filesystem::path& path, const
     }
     out.widths.push_back(k2.get<int>());
   }
-  RETURN_IF_ERROR(arrays.take("error", {config.n_layers, config.n_experts, 3, static_cast<int64_t>(out.widths.size())}, true, out.error));
+  RETURN_IF_ERROR(arrays.take("error", {config.n_layers, config.n_experts, 3, static_cast<int64_t>(out.widths.size())},
+                              true, out.error));
   RETURN_IF_ERROR(arrays.range("error", out.error, 1e6, true));
   out.metadata = file.metadata();
   ASSIGN_OR_RETURN(out.sha256, sha256_file_hex(path));
@@ -139,7 +147,8 @@ Status write_routing_statistics(const std::filesystem::path& path, const Routing
   metadata["domains"] = dump_json(Json(s.domains));
   const Shape experts = {config.n_layers, config.n_experts};
   std::vector<NamedView> tensors = {
-      {"share", {s.share.data(), DType::kF32, {config.n_layers, config.n_experts, static_cast<int64_t>(s.domains.size())}}},
+      {"share",
+       {s.share.data(), DType::kF32, {config.n_layers, config.n_experts, static_cast<int64_t>(s.domains.size())}}},
       {"reads_routed", {s.reads_routed.data(), DType::kF32, experts}}};
   if (!s.reads_served.empty()) tensors.push_back({"reads_served", {s.reads_served.data(), DType::kF32, experts}});
   return write_safetensors(path, tensors, metadata);
@@ -149,7 +158,9 @@ Status write_matrix_errors(const std::filesystem::path& path, const MatrixErrors
   auto metadata = with_schema(e.metadata, kErrorsSchema);
   metadata["widths"] = dump_json(Json(e.widths));
   return write_safetensors(
-      path, {{"error", {e.error.data(), DType::kF32, {config.n_layers, config.n_experts, 3, static_cast<int64_t>(e.widths.size())}}}},
+      path,
+      {{"error",
+        {e.error.data(), DType::kF32, {config.n_layers, config.n_experts, 3, static_cast<int64_t>(e.widths.size())}}}},
       metadata);
 }
 

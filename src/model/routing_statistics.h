@@ -1,7 +1,9 @@
-// What routing does to the experts: their shares of a layer's routed output and how often they are read. Part of the statistics folder
-// that `espalier calibrate` writes (`routing.safetensors`), beside the width library's measured errors (`errors.safetensors`).
+// What routing does to the experts: their shares of a layer's routed output and how often they are read. Part of the
+// statistics folder that `espalier calibrate` writes (`routing.safetensors`), beside the width library's measured
+// errors (`errors.safetensors`).
 //
-// Arrays are dense, [n_layers, n_experts, …] in row-major order. Source: quality.md 2.3, 2.6 and 3.1; docs/formats/sensitivity.md.
+// Arrays are dense, [n_layers, n_experts, …] in row-major order. Source: quality.md 2.3, 2.6 and 3.1;
+// docs/formats/sensitivity.md.
 #pragma once
 
 #include <cstdint>
@@ -23,28 +25,30 @@ inline constexpr char kErrorsFile[] = "errors.safetensors";
 
 struct RoutingStatistics {
   std::vector<std::string> domains;
-  std::vector<float> share;         // [n_layers, n_experts, n_domains] of the layer's squared routed output, >= 0
-  std::vector<float> reads_routed;  // [n_layers, n_experts] expected reads per token, in [0, 1]; a layer's sum is n_active
-  std::vector<float> reads_served;  // the same with experts pruned as served; empty: not measured
+  std::vector<float> share;  // [n_layers, n_experts, n_domains] of the layer's squared routed output, >= 0
+  std::vector<float>
+      reads_routed;  // [n_layers, n_experts] expected reads per token, in [0, 1]; a layer's sum is n_active
+  std::vector<float> reads_served;              // the same with experts pruned as served; empty: not measured
   std::map<std::string, std::string> metadata;  // expert_top_p, min_experts, hashes of the inputs
   std::string sha256;                           // of the file; set by the reader
 };
 
 // Relative squared errors that a width library measured. Not-a-number where a matrix was not encoded at a width.
 struct MatrixErrors {
-  std::vector<int> widths;     // half bits, ascending
-  std::vector<float> error;    // [n_layers, n_experts, 3 (w1, w3, w2), n_widths]
+  std::vector<int> widths;   // half bits, ascending
+  std::vector<float> error;  // [n_layers, n_experts, 3 (w1, w3, w2), n_widths]
   std::map<std::string, std::string> metadata;
   std::string sha256;
 };
 
-// Errors: those of the safetensors reader; data_loss naming the file, the array, expected and found: another schema, a missing
-// array, a wrong shape or type, a value out of range. Threads: pure.
+// Errors: those of the safetensors reader; data_loss naming the file, the array, expected and found: another schema, a
+// missing array, a wrong shape or type, a value out of range. Threads: pure.
 Result<RoutingStatistics> read_routing_statistics(const std::filesystem::path& path, const Config& config);
 Result<MatrixErrors> read_matrix_errors(const std::filesystem::path& path, const Config& config);
 
 // Whole or not at all.
-Status write_routing_statistics(const std::filesystem::path& path, const RoutingStatistics& statistics, const Config& config);
+Status write_routing_statistics(const std::filesystem::path& path, const RoutingStatistics& statistics,
+                                const Config& config);
 Status write_matrix_errors(const std::filesystem::path& path, const MatrixErrors& errors, const Config& config);
 
 }  // namespace espalier

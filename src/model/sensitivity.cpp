@@ -20,7 +20,8 @@ class Parser {
   Result<Sensitivity> parse(const Json& root) {
     if (!root.is_object()) return error("", "an object", root);
     RETURN_IF_ERROR(text(root, "", "schema", schema_));
-    if (schema_ != kSensitivitySchema) return error("schema", std::string("'") + kSensitivitySchema + "'", root["schema"]);
+    if (schema_ != kSensitivitySchema)
+      return error("schema", std::string("'") + kSensitivitySchema + "'", root["schema"]);
     RETURN_IF_ERROR(model(root));
     RETURN_IF_ERROR(text(root, "", "method", out_.method));
     RETURN_IF_ERROR(domains(root));
@@ -46,7 +47,8 @@ class Parser {
   Status error(const std::string& where, const std::string& expected, const Json& found) const {
     std::string shown = dump_json(found);
     if (shown.size() > 60) shown = shown.substr(0, 57) + "...";
-    return data_loss(what_ + (where.empty() ? "" : ": '" + where + "'") + ": expected " + expected + ", found " + shown);
+    return data_loss(what_ + (where.empty() ? "" : ": '" + where + "'") + ": expected " + expected + ", found " +
+                     shown);
   }
   Status missing(const std::string& key) const { return data_loss(what_ + ": '" + key + "' is missing"); }
 
@@ -126,7 +128,8 @@ class Parser {
       if (find(*m, key) == nullptr) return missing(std::string("model.") + key);
       RETURN_IF_ERROR(count(*m, "model.", key, found));
       if (found != expected) {
-        return error(std::string("model.") + key, std::to_string(expected) + " as in the checkpoint's config", (*m)[key]);
+        return error(std::string("model.") + key, std::to_string(expected) + " as in the checkpoint's config",
+                     (*m)[key]);
       }
     }
     if (find(*m, "identity") != nullptr) RETURN_IF_ERROR(text(*m, "model.", "identity", out_.model_identity));
@@ -224,11 +227,15 @@ class Parser {
   Sensitivity out_;
 };
 
-Json factors_json(const MatrixFactors& f) { return {{"w1", f.w1}, {"w3", f.w3}, {"w2", f.w2}}; }
+Json factors_json(const MatrixFactors& f) {
+  return {{"w1", f.w1}, {"w3", f.w3}, {"w2", f.w2}};
+}
 
 }  // namespace
 
-double AmplitudeLaw::error(double bits) const { return std::pow(error_at_2 * std::pow(ratio, 2 - bits), exponent); }
+double AmplitudeLaw::error(double bits) const {
+  return std::pow(error_at_2 * std::pow(ratio, 2 - bits), exponent);
+}
 
 Result<Sensitivity> parse_sensitivity(std::string_view json_text, std::string_view what, const Config& config) {
   ASSIGN_OR_RETURN(const Json root, parse_json(json_text, what));

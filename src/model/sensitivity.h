@@ -1,10 +1,10 @@
-// The sensitivity table: how much KL one unit of relative output error costs, per layer and domain, with the part that no width
-// changes and how the layers' parts add up. What `espalier sensitivity` measures and `espalier plan` reads.
+// The sensitivity table: how much KL one unit of relative output error costs, per layer and domain, with the part that
+// no width changes and how the layers' parts add up. What `espalier sensitivity` measures and `espalier plan` reads.
 //
 //     K_d(plan) = floor_d + additivity_d * sum_l slope_{l,d} * sum_e share_{l,e,d} * error_e(widths)
 //
-// Shares and read frequencies lie in the statistics folder (routing_statistics.h) and are named by sha256. Source: quality.md 2.4 to
-// 2.7 and 3.6; docs/formats/sensitivity.md.
+// Shares and read frequencies lie in the statistics folder (routing_statistics.h) and are named by sha256. Source:
+// quality.md 2.4 to 2.7 and 3.6; docs/formats/sensitivity.md.
 #pragma once
 
 #include <cstdint>
@@ -70,25 +70,27 @@ struct SensitivityBase {
 };
 
 struct Sensitivity {
-  std::string method;  // "swap", "noise", …
+  std::string method;          // "swap", "noise", …
   std::string model_identity;  // empty: not said
   std::vector<SensitivityDomain> domains;
   std::vector<LayerSensitivity> layers;  // [n_layers]
   AmplitudeLaw law;
   MatrixFactors factors;
   std::optional<SensitivityBase> base;
-  std::string routing_sha256;               // of routing.safetensors; empty: not said
-  std::string errors_sha256;                // of errors.safetensors; empty: none were used
-  std::string blocks_sha256;                // of the per-block slopes; empty: none
+  std::string routing_sha256;                 // of routing.safetensors; empty: not said
+  std::string errors_sha256;                  // of errors.safetensors; empty: none were used
+  std::string blocks_sha256;                  // of the per-block slopes; empty: none
   std::map<std::string, std::string> inputs;  // further hashes: data, checkpoint, packs
 
-  const MatrixFactors& factors_of(size_t layer) const { return layers[layer].factors ? *layers[layer].factors : factors; }
+  const MatrixFactors& factors_of(size_t layer) const {
+    return layers[layer].factors ? *layers[layer].factors : factors;
+  }
   bool operator==(const Sensitivity&) const = default;
 };
 
-// Errors: data_loss naming `what`, the key, expected and found: another schema, a layer count or expert count that is not the
-// config's, a missing key, a list of the wrong length, a number that is negative, too large or not finite, a domain twice.
-// Threads: pure; fuzz target sensitivity_fuzz.cpp.
+// Errors: data_loss naming `what`, the key, expected and found: another schema, a layer count or expert count that is
+// not the config's, a missing key, a list of the wrong length, a number that is negative, too large or not finite, a
+// domain twice. Threads: pure; fuzz target sensitivity_fuzz.cpp.
 Result<Sensitivity> parse_sensitivity(std::string_view json_text, std::string_view what, const Config& config);
 
 std::string sensitivity_json(const Sensitivity& table, const Config& config);

@@ -1,5 +1,6 @@
 // module: model
-// Any bytes given as a sensitivity table end in a table or a message; a table that parses is written and read back as the same table.
+// Any bytes given as a sensitivity table end in a table or a message; a table that parses is written and read back as
+// the same table.
 #include <cstddef>
 #include <cstdint>
 #include <string_view>

@@ -9,6 +9,7 @@
 
 #include "format/json.h"
 #include "format/safetensors.h"
+#include "model/block_slopes.h"
 #include "model/routing_statistics.h"
 
 namespace espalier {
@@ -58,7 +59,8 @@ TEST(Sensitivity, amplitude_law_has_the_published_table) {
   // Source: quality.md 2.2, rfn^2 at 1 to 6 bits, three digits.
   const AmplitudeLaw law;
   const double published[] = {0.328, 0.0853, 0.0222, 0.00578, 0.00150, 0.00039};
-  for (int bits = 1; bits <= 6; ++bits) EXPECT_NEAR(law.error(bits), published[bits - 1], 6e-3 * published[bits - 1]) << bits;
+  for (int bits = 1; bits <= 6; ++bits)
+    EXPECT_NEAR(law.error(bits), published[bits - 1], 6e-3 * published[bits - 1]) << bits;
 }
 
 TEST(Sensitivity, every_broken_key_is_named) {
@@ -73,19 +75,27 @@ TEST(Sensitivity, every_broken_key_is_named) {
       {[](Json& d) { d["model"]["layers"] = 3; }, "'model.layers': expected 2 as in the checkpoint's config, found 3"},
       {[](Json& d) { d["model"].erase("experts"); }, "'model.experts' is missing"},
       {[](Json& d) { d["domains"] = Json::array(); }, "'domains': expected a list of 1"},
-      {[](Json& d) { d["domains"][1]["name"] = "prose"; }, "'domains.1.name': expected a name that no other domain has"},
+      {[](Json& d) { d["domains"][1]["name"] = "prose"; },
+       "'domains.1.name': expected a name that no other domain has"},
       {[](Json& d) { d["domains"][0]["weight"] = d["domains"][1]["weight"] = 0; }, "at least one weight above 0"},
       {[](Json& d) { d["domains"][0]["additivity"] = -1; }, "'domains.0.additivity': expected a number in [0"},
       {[](Json& d) { d["layers"].erase(0); }, "'layers': expected a list of 2 layers"},
       {[](Json& d) { d["layers"][1].erase("slope_se"); }, "'layers.1.slope_se' is missing"},
-      {[](Json& d) { d["layers"][0]["slope"] = {1}; }, "'layers.0.slope': expected a list of 2 numbers, one per domain"},
+      {[](Json& d) { d["layers"][0]["slope"] = {1}; },
+       "'layers.0.slope': expected a list of 2 numbers, one per domain"},
       {[](Json& d) { d["layers"][0]["slope"][1] = "x"; }, "'layers.0.slope.1': expected a number"},
       {[](Json& d) { d["layers"][0]["swap"]["k2"]["se"] = 4; }, "'layers.0.swap.k2.se': expected a list"},
-      {[](Json& d) { d["layers"][1]["matrix_factors"] = {{"w1", 0}, {"w3", 0}, {"w2", 0}}; }, "at least one factor above 0"},
+      {[](Json& d) {
+         d["layers"][1]["matrix_factors"] = {{"w1", 0}, {"w3", 0}, {"w2", 0}};
+       },
+       "at least one factor above 0"},
       {[](Json& d) { d["amplitude"]["ratio"] = 0.5; }, "'amplitude.ratio': expected a number in [1"},
       {[](Json& d) { d["base"]["plan_sha256"] = "XYZ"; }, "'base.plan_sha256': expected 64 lower-case hex digits"},
       {[](Json& d) { d["routing_sha256"] = 5; }, "'routing_sha256': expected a string"},
-      {[](Json& d) { d["inputs"] = {{"a", 1}}; }, "'inputs.a': expected a string"},
+      {[](Json& d) {
+         d["inputs"] = {{"a", 1}};
+       },
+       "'inputs.a': expected a string"},
   };
   for (const Case& c : cases) {
     Json doc = good;
@@ -140,7 +150,8 @@ TEST(RoutingStatistics, broken_files_are_refused_with_the_array) {
   s = small_routing();
   s.domains = {"prose", "prose"};
   EXPECT_THAT(message(s, small_config()), HasSubstr("names, each once"));
-  EXPECT_THAT(read_matrix_errors(path, small_config()).error().message(), HasSubstr("expected schema espalier-errors-1"));
+  EXPECT_THAT(read_matrix_errors(path, small_config()).error().message(),
+              HasSubstr("expected schema espalier-errors-1"));
 }
 
 TEST(MatrixErrors, file_is_written_and_read_back_with_gaps) {
@@ -161,6 +172,38 @@ TEST(MatrixErrors, file_is_written_and_read_back_with_gaps) {
   e.widths = {4, 6, 9};
   ASSERT_TRUE(write_matrix_errors(path, e, small_config()).ok());
   EXPECT_THAT(read_matrix_errors(path, small_config()).error().message(), HasSubstr("found 9"));
+}
+
+TEST(BlockSlopes, file_is_written_and_read_back_and_broken_ones_are_refused) {
+  const std::string path = ::testing::TempDir() + "blocks.safetensors";
+  BlockSlopes b;
+  b.domains = {"prose", "code"};
+  b.domain = {0, 1, 0};
+  b.positions = {10, 20, 30};
+  b.slope = {0.1f, 0.2f, 0.3f, -0.1f, 0.5f, 0.6f};
+  ASSERT_TRUE(write_block_slopes(path, b, small_config()).ok());
+  const auto back = read_block_slopes(path, small_config());
+  ASSERT_TRUE(back.ok()) << back.error().message();
+  EXPECT_EQ(back->domains, b.domains);
+  EXPECT_EQ(back->domain, b.domain);
+  EXPECT_EQ(back->positions, b.positions);
+  EXPECT_EQ(back->slope, b.slope);
+  const auto message = [&](const BlockSlopes& bad) {
+    EXPECT_TRUE(write_block_slopes(path, bad, small_config()).ok());
+    return read_block_slopes(path, small_config()).error().message();
+  };
+  BlockSlopes bad = b;
+  bad.domain = {0, 0, 0};
+  EXPECT_THAT(message(bad), HasSubstr("domain 'code' has no block"));
+  bad = b;
+  bad.domain[1] = 2;
+  EXPECT_THAT(message(bad), HasSubstr("block 1: expected a domain below 2"));
+  bad = b;
+  bad.positions[2] = 0;
+  EXPECT_THAT(message(bad), HasSubstr("block 2: expected a domain below 2 and positions above 0"));
+  bad = b;
+  bad.slope[3] = std::nanf("");
+  EXPECT_THAT(message(bad), HasSubstr("array 'slope': expected finite numbers"));
 }
 
 }  // namespace
