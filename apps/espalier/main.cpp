@@ -22,6 +22,7 @@ void add_serve(CommandTable&);
 void add_inspect(CommandTable&);
 void add_convert(CommandTable&);
 void add_verify(CommandTable&);
+void add_plan(CommandTable&);
 
 namespace {
 
@@ -69,6 +70,9 @@ int run(int argc, char** argv) {
 #endif
 #ifdef ESPALIER_HAS_EXL3
   add_exl3(table);
+#endif
+#ifdef ESPALIER_HAS_PLAN
+  add_plan(table);
 #endif
 #ifdef ESPALIER_HAS_QUANTIZE
   add_quantize(table);
