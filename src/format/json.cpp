@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/file.h"
+#include "format/json_events.h"
 
 namespace espalier {
 namespace {
@@ -16,7 +17,7 @@ constexpr size_t kMaxDepth = 64;
 // Builds the value through SAX events so that duplicate keys and depth are seen before a tree exists.
 class StrictBuilder : public nlohmann::json_sax<Json> {
  public:
-  StrictBuilder(Json& root, std::string_view what) : root_(root), what_(what) {}
+  StrictBuilder(Json& root, std::string_view what, const JsonTable* table) : root_(root), what_(what), table_(table) {}
 
   bool null() override { return put(Json(nullptr)); }
   bool boolean(bool v) override { return put(Json(v)); }
@@ -26,22 +27,33 @@ class StrictBuilder : public nlohmann::json_sax<Json> {
     if (!std::isfinite(v)) return fail("number '" + text.substr(0, 40) + "' does not fit a double");
     return put(Json(v));
   }
-  bool string(string_t& v) override { return put(Json(std::move(v))); }
+  bool string(string_t& v) override {
+    if (!in_table_) return put(Json(std::move(v)));
+    table_->entry(key_, v);
+    return true;
+  }
   bool binary(binary_t&) override { return fail("binary values are not JSON"); }
 
-  bool start_object(std::size_t) override { return open(Json::object()); }
+  bool start_object(std::size_t) override {
+    const bool is_table = table_ != nullptr && stack_.size() == 1 && root_.is_object() && key_ == table_->key;
+    if (!open(Json::object())) return false;
+    in_table_ = is_table;
+    return true;
+  }
   bool end_object() override { return close(); }
   bool start_array(std::size_t) override { return open(Json::array()); }
   bool end_array() override { return close(); }
   bool key(string_t& name) override {
+    if (in_table_) {
+      key_.swap(name);
+      return true;
+    }
     if (!is_new_key(name)) return fail("key '" + name.substr(0, 80) + "' appears twice in one object");
     key_ = std::move(name);
     return true;
   }
   bool parse_error(std::size_t position, const std::string&, const nlohmann::detail::exception& e) override {
-    std::string detail = e.what();
-    if (const size_t colon = detail.rfind(": "); colon != std::string::npos) detail = detail.substr(colon + 2);
-    return fail("not valid JSON at byte " + std::to_string(position) + " (" + detail.substr(0, 120) + ")");
+    return fail(json_syntax_error(position, e.what()));
   }
 
   const std::string& error() const { return error_; }
@@ -86,11 +98,17 @@ class StrictBuilder : public nlohmann::json_sax<Json> {
   }
 
   bool put(Json value) {
+    if (in_table_) return fail_in_table(dump_json(value).substr(0, 120));
     place(std::move(value));
     return true;
   }
 
+  bool fail_in_table(const std::string& found) {
+    return fail(table_->item + " '" + key_.substr(0, 200) + "': expected " + table_->expected + ", found " + found);
+  }
+
   bool open(Json value) {
+    if (in_table_) return fail_in_table(value.is_array() ? "an array" : "an object");
     if (stack_.size() >= kMaxDepth) return fail("nested deeper than " + std::to_string(kMaxDepth) + " levels");
     stack_.push_back(place(std::move(value)));
     if (keys_.size() < stack_.size()) keys_.emplace_back();
@@ -98,27 +116,41 @@ class StrictBuilder : public nlohmann::json_sax<Json> {
   }
 
   bool close() {
+    in_table_ = false;
     stack_.pop_back();
     return true;
   }
 
   Json& root_;
   std::string_view what_;
+  const JsonTable* table_;
+  bool in_table_ = false;
   std::vector<Json*> stack_;
   std::vector<std::unordered_set<std::string>> keys_;  // by depth, of the object that is open there
   std::string key_;
   std::string error_;
 };
 
-}  // namespace
-
-Result<Json> parse_json(std::string_view text, std::string_view what) {
+Result<Json> parse_strictly(std::string_view text, std::string_view what, const JsonTable* table) {
   Json root;
-  StrictBuilder builder(root, what);
+  StrictBuilder builder(root, what, table);
   if (!Json::sax_parse(text.begin(), text.end(), &builder)) {
     return data_loss(builder.error().empty() ? std::string(what) + ": not valid JSON" : builder.error());
   }
   return root;
+}
+
+}  // namespace
+
+Result<Json> parse_json(std::string_view text, std::string_view what) { return parse_strictly(text, what, nullptr); }
+
+Result<Json> parse_json_with_table(std::string_view text, std::string_view what, const JsonTable& table) {
+  return parse_strictly(text, what, &table);
+}
+
+std::string json_syntax_error(std::size_t position, std::string_view detail) {
+  if (const size_t colon = detail.rfind(": "); colon != std::string_view::npos) detail = detail.substr(colon + 2);
+  return "not valid JSON at byte " + std::to_string(position) + " (" + std::string(detail.substr(0, 120)) + ")";
 }
 
 Result<Json> read_json_file(const std::filesystem::path& path, uint64_t limit_bytes) {

@@ -5,7 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <unordered_set>
 
-#include "format/json.h"
+#include "base/file.h"
+#include "format/json_events.h"
 
 namespace espalier {
 namespace {
@@ -22,28 +23,63 @@ bool is_plain_file_name(const std::string& name) {
 struct WeightMap {
   std::map<std::string, std::vector<std::string>> by_file;  // file name -> tensors that the map gives to it
   std::optional<uint64_t> total_size;
+  size_t n_tensors = 0;
 };
 
+Status check_repeats(const WeightMap& map, const std::string& where) {
+  std::vector<std::string_view> names;
+  names.reserve(map.n_tensors);
+  for (const auto& [file, tensors] : map.by_file) names.insert(names.end(), tensors.begin(), tensors.end());
+  std::sort(names.begin(), names.end());
+  const auto twice = std::adjacent_find(names.begin(), names.end());
+  if (twice == names.end()) return ok_status();
+  return data_loss(where + ": key '" + std::string(twice->substr(0, 80)) + "' appears twice in one object");
+}
+
 Result<WeightMap> read_weight_map(const fs::path& path) {
-  ASSIGN_OR_RETURN(const Json json, read_json_file(path));
+  ASSIGN_OR_RETURN(const std::string text, read_text_file(path));
   const std::string where = "'" + path.string() + "'";
+  constexpr const char* kExpected = "the name of a file in this folder";
+  WeightMap map;
+  std::string wrong;
+  std::vector<std::string>* tensors = nullptr;  // of the file that the last entry named; most follow one another
+  std::string file_of_tensors;
+  const auto entry = [&](const std::string& tensor, const std::string& file) {
+    if (!is_plain_file_name(file)) {
+      if (wrong.empty()) wrong = "tensor '" + tensor + "': expected " + kExpected + ", found " + dump_json(file).substr(0, 120);
+      return;
+    }
+    if (tensors == nullptr || file != file_of_tensors) {
+      tensors = &map.by_file[file];
+      file_of_tensors = file;
+    }
+    tensors->push_back(tensor);
+    ++map.n_tensors;
+  };
+  ASSIGN_OR_RETURN(const Json json, parse_json_with_table(text, where, {"weight_map", "tensor", kExpected, entry}));
   if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object()) {
     return data_loss(where + ": expected an object with an object 'weight_map'");
   }
-  WeightMap map;
-  for (const auto& [tensor, file] : json["weight_map"].items()) {
-    if (!file.is_string() || !is_plain_file_name(file.get_ref<const std::string&>())) {
-      return data_loss(where + ": tensor '" + tensor + "': expected the name of a file in this folder, found " +
-                       dump_json(file).substr(0, 120));
-    }
-    map.by_file[file.get<std::string>()].push_back(tensor);
-  }
+  if (!wrong.empty()) return data_loss(where + ": " + wrong);
   if (map.by_file.empty()) return data_loss(where + ": weight_map is empty");
+  RETURN_IF_ERROR(check_repeats(map, where));
   if (const auto it = json.find("metadata"); it != json.end() && it->is_object()) {
     const auto size = it->find("total_size");
     if (size != it->end() && size->is_number_unsigned()) map.total_size = size->get<uint64_t>();
   }
   return map;
+}
+
+// Every name of the map, for files that hold tensors which it gives to nobody or to another file.
+std::unordered_set<std::string_view> mapped_names(const WeightMap& map) {
+  std::unordered_set<std::string_view> names;
+  names.reserve(map.n_tensors);
+  for (const auto& [file, tensors] : map.by_file) names.insert(tensors.begin(), tensors.end());
+  return names;
+}
+
+std::string mapped_there(const std::vector<std::string>& tensors) {
+  return std::string(kIndexName) + " puts " + std::to_string(tensors.size()) + " tensors there (first '" + tensors.front() + "')";
 }
 
 // A file (or a link to one) of that name; an error only for what can be neither opened nor called absent.
@@ -121,8 +157,9 @@ Result<TensorIndex> TensorIndex::open(const fs::path& dir, const IndexOptions& o
   } else {
     ASSIGN_OR_RETURN(const WeightMap map, read_weight_map(dir / kIndexName));
     index.declared_bytes_ = map.total_size;
-    std::unordered_set<std::string_view> mapped;
-    for (const auto& [name, tensors] : map.by_file) mapped.insert(tensors.begin(), tensors.end());
+    std::unordered_set<std::string_view> mapped;  // made when a file holds more than the map gives to it
+    index.by_name_.reserve(map.n_tensors);
+    index.names_.reserve(map.n_tensors);
     for (const auto& [name, tensors] : map.by_file) {
       fs::path found = dir / name;
       ASSIGN_OR_RETURN(bool present, is_present(found));
@@ -135,11 +172,12 @@ Result<TensorIndex> TensorIndex::open(const fs::path& dir, const IndexOptions& o
           index.missing_files_.emplace_back(name, tensors.size());
           continue;
         }
-        return not_found("'" + (dir / name).string() + "' is missing; " + kIndexName + " puts " +
-                         std::to_string(tensors.size()) + " tensors there (first '" + tensors.front() +
-                         "'); fetch the file or name its folder with --engram");
+        return not_found("'" + (dir / name).string() + "' is missing; " + mapped_there(tensors) +
+                         "; fetch the file or name its folder with --engram");
       }
-      RETURN_IF_ERROR(index.add_file(found));
+      if (const Status opened = index.add_file(found); !opened.ok()) {
+        return Status(opened.code(), opened.message() + "; " + mapped_there(tensors));
+      }
       const size_t f = index.files_.size() - 1;
       const SafetensorsFile& file = *index.files_[f];
       for (const std::string& tensor : tensors) {
@@ -149,6 +187,8 @@ Result<TensorIndex> TensorIndex::open(const fs::path& dir, const IndexOptions& o
         }
         RETURN_IF_ERROR(index.add_tensor(f, static_cast<size_t>(entry - file.entries().data())));
       }
+      if (file.entries().size() == tensors.size()) continue;
+      if (mapped.empty()) mapped = mapped_names(map);
       for (const TensorEntry& entry : file.entries()) {
         if (mapped.count(entry.name) == 0) index.unmapped_.push_back(name + ": " + entry.name);
       }
@@ -200,14 +240,19 @@ Status TensorIndex::borrow_from(const fs::path& dir, const IndexOptions& options
 }
 
 std::optional<ConstView> TensorIndex::find(std::string_view name) const {
-  const auto it = by_name_.find(std::string(name));
+  const auto it = by_name_.find(name);
   if (it == by_name_.end()) return std::nullopt;
   const SafetensorsFile& file = *files_[it->second.file];
   return file.view(file.entries()[it->second.entry]);
 }
 
+const TensorEntry* TensorIndex::entry(std::string_view name) const {
+  const auto it = by_name_.find(name);
+  return it == by_name_.end() ? nullptr : &files_[it->second.file]->entries()[it->second.entry];
+}
+
 fs::path TensorIndex::file_of(std::string_view name) const {
-  const auto it = by_name_.find(std::string(name));
+  const auto it = by_name_.find(name);
   return it == by_name_.end() ? fs::path() : paths_[it->second.file];
 }
 

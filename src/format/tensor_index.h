@@ -41,8 +41,10 @@ class TensorIndex {
   static Result<TensorIndex> open(const std::filesystem::path& dir, const IndexOptions& options);
   static Result<TensorIndex> open(const std::filesystem::path& dir, const std::vector<std::filesystem::path>& extra_dirs = {});
 
-  bool contains(std::string_view name) const { return by_name_.count(std::string(name)) != 0; }
+  bool contains(std::string_view name) const { return by_name_.count(name) != 0; }
   std::optional<ConstView> find(std::string_view name) const;
+  // Its line of the header, or nullptr; valid while this object lives, and one object per tensor.
+  const TensorEntry* entry(std::string_view name) const;
   // Checks dtype and shape. Errors: not_found / data_loss: folder or file, tensor, expected, found, what to try.
   Result<ConstView> get(std::string_view name, DType dtype, const Shape& shape) const;
   Result<ConstView> get(std::string_view name) const;
@@ -77,7 +79,7 @@ class TensorIndex {
   std::filesystem::path dir_;
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
   std::vector<std::filesystem::path> paths_;
-  std::unordered_map<std::string, Place> by_name_;
+  std::unordered_map<std::string_view, Place> by_name_;  // names live in the files' headers
   std::vector<std::string> names_;
   uint64_t total_bytes_ = 0;
   std::vector<std::pair<std::string, size_t>> missing_files_;

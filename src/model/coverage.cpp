@@ -22,7 +22,7 @@ class Checker {
     for (const TensorSpec& spec : plain_tensors(config_)) RETURN_IF_ERROR(plain(spec));
     for (const MatrixSpec& spec : all_matrices(config_)) RETURN_IF_ERROR(matrix(spec));
     for (const std::string& name : index_.names()) {
-      if (used_.count(name) == 0 && !is_ignored_name(name)) result_.unexpected.push_back(name);
+      if (used_.count(index_.entry(name)) == 0 && !is_ignored_name(name)) result_.unexpected.push_back(name);
     }
     return ok_status();
   }
@@ -32,8 +32,8 @@ class Checker {
   // Marks the tensor used and checks its shape and type; `dtypes` lists what is accepted, the released one first.
   Status expect(const std::string& name, const std::vector<DType>& dtypes, const Shape& shape,
                 bool is_optional = false) {
-    const std::optional<ConstView> view = index_.find(name);
-    if (!view) {
+    const TensorEntry* entry = index_.entry(name);
+    if (entry == nullptr) {
       if (is_optional) {
         result_.notes.push_back("'" + name + "' is absent; image tokens cannot be routed");
       } else if (missing_.insert(name).second) {
@@ -41,10 +41,10 @@ class Checker {
       }
       return ok_status();
     }
-    used_.insert(name);
-    if (std::find(dtypes.begin(), dtypes.end(), view->dtype) == dtypes.end() || view->shape != shape) {
+    used_.insert(entry);
+    if (std::find(dtypes.begin(), dtypes.end(), entry->dtype) == dtypes.end() || entry->shape != shape) {
       return data_loss(index_.file_of(name).string() + ": tensor '" + name + "': expected " +
-                       describe(dtypes.front(), shape) + ", found " + describe(view->dtype, view->shape) +
+                       describe(dtypes.front(), shape) + ", found " + describe(entry->dtype, entry->shape) +
                        "; do config.json and the weights belong together?");
     }
     return ok_status();
@@ -61,15 +61,16 @@ class Checker {
   }
 
   void note_copy(const std::string& name) {
-    if (index_.contains(name) && used_.insert(name).second) {
+    const TensorEntry* entry = index_.entry(name);
+    if (entry != nullptr && used_.insert(entry).second) {
       result_.notes.push_back("'" + name + "' is ignored: its EXL3 form is used");
     }
   }
 
   Status wrong(const std::string& name, const std::string& expected) {
-    const ConstView view = *index_.find(name);
+    const TensorEntry& entry = *index_.entry(name);
     return data_loss(index_.file_of(name).string() + ": tensor '" + name + "': expected " + expected + ", found " +
-                     describe(view.dtype, view.shape) + "; do config.json and the weights belong together?");
+                     describe(entry.dtype, entry.shape) + "; do config.json and the weights belong together?");
   }
 
   // One scale vector of a trellis: 16-bit floats, or the packed signs of old files.
@@ -80,23 +81,23 @@ class Checker {
 
   Status exl3(const MatrixSpec& spec, const std::string& stem) {
     const std::string name = stem + ".trellis";
-    const ConstView trellis = *index_.find(name);
+    const TensorEntry& trellis = *index_.entry(name);
     const Shape& s = trellis.shape;
     const bool is_width = s.size() == 3 && s[2] >= 16 && s[2] <= 128 && s[2] % 8 == 0;
     if ((trellis.dtype != DType::kI16 && trellis.dtype != DType::kU16) || !is_width || s[0] * 16 != spec.in ||
         s[1] * 16 != spec.out) {
       return wrong(name, "I16 [" + std::to_string(spec.in / 16) + ", " + std::to_string(spec.out / 16) + ", 16*bits]");
     }
-    used_.insert(name);
+    used_.insert(&trellis);
     RETURN_IF_ERROR(scale_vector(stem + ".suh", stem + ".su", spec.in));
     RETURN_IF_ERROR(scale_vector(stem + ".svh", stem + ".sv", spec.out));
     for (const char* marker : {".mul1", ".mcg"}) {
-      const std::optional<ConstView> view = index_.find(stem + marker);
-      if (!view) continue;
-      if (view->dtype != DType::kI32 || view->size() != 1 || view->shape.size() > 1) {
+      const TensorEntry* entry = index_.entry(stem + marker);
+      if (entry == nullptr) continue;
+      if (entry->dtype != DType::kI32 || n_elements(entry->shape) != 1 || entry->shape.size() > 1) {
         return wrong(stem + marker, "one I32");
       }
-      used_.insert(stem + marker);
+      used_.insert(entry);
     }
     if (index_.contains(stem + ".mul1") && index_.contains(stem + ".mcg")) {
       return data_loss(index_.file_of(name).string() + ": tensor '" + stem +
@@ -133,7 +134,7 @@ class Checker {
   const TensorIndex& index_;
   const Config& config_;
   Coverage result_;
-  std::unordered_set<std::string> used_;
+  std::unordered_set<const TensorEntry*> used_;
   std::unordered_set<std::string> missing_;
 };
 

@@ -61,9 +61,8 @@ class Inventories {
 
  private:
   void use(const std::string& name, const std::string& part) {
-    if (const auto view = index_.find(name); view && used_.insert(name).second) {
-      out_.bytes_by_part[part] += static_cast<uint64_t>(view->size_bytes());
-    }
+    const TensorEntry* entry = index_.entry(name);
+    if (entry != nullptr && used_.insert(entry).second) out_.bytes_by_part[part] += entry->size_bytes();
   }
 
   void count_matrices() {
@@ -85,7 +84,7 @@ class Inventories {
   void count_exl3(const MatrixSpec& m, const std::string& stem, const std::string& part) {
     for (const char* suffix : {".trellis", ".suh", ".svh", ".su", ".sv", ".mul1", ".mcg"}) use(stem + suffix, part);
     ++out_.n_exl3;
-    const int k2 = static_cast<int>(index_.find(stem + ".trellis")->shape[2] / 8);
+    const int k2 = static_cast<int>(index_.entry(stem + ".trellis")->shape[2] / 8);
     ++out_.widths[part][k2];
     ++out_.widths_by_block[m.block][projection_name(m)][k2];
     const double weights = static_cast<double>(m.in) * static_cast<double>(m.out);
@@ -135,7 +134,7 @@ class Inventories {
   const TensorIndex& index_;
   const Config& config_;
   Inventory out_;
-  std::unordered_set<std::string> used_;
+  std::unordered_set<const TensorEntry*> used_;
   Bits routed_, card_;
 };
 

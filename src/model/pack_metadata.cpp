@@ -67,8 +67,8 @@ class Check {
   std::optional<int> stored_width(const MatrixSpec& spec) const {
     const std::string stem = exl3_stem(index_, spec);
     if (!stem.empty()) {
-      const ConstView view = *index_.find(stem + ".trellis");
-      return view.shape.size() == 3 ? static_cast<int>(view.shape[2] / 8) : -1;
+      const Shape& shape = index_.entry(stem + ".trellis")->shape;
+      return shape.size() == 3 ? static_cast<int>(shape[2] / 8) : -1;
     }
     return index_.contains(native_name(spec)) ? std::optional<int>(kNativeWidth) : std::nullopt;
   }

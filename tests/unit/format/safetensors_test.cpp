@@ -68,6 +68,16 @@ TEST(SafetensorsHeader, duplicate_names_are_refused) {
                  "twice");
 }
 
+TEST(SafetensorsHeader, names_repeated_far_apart_and_keys_repeated_inside_are_refused) {
+  expect_refused(R"({"b":{"dtype":"I8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"I8","shape":[1],"data_offsets":[1,2]},)"
+                 R"("b":{"dtype":"I8","shape":[1],"data_offsets":[2,3]}})",
+                 3, "key 'b' appears twice");
+  expect_refused(R"({"a":{"dtype":"I8","shape":[1],"dtype":"I8","data_offsets":[0,1]}})", 1, "key 'dtype' appears twice");
+  expect_refused(R"({"__metadata__":{"k":"v","k":"w"}})", 0, "key 'k' appears twice");
+  expect_refused(R"({"__metadata__":{},"__metadata__":{}})", 0, "key '__metadata__' appears twice");
+  EXPECT_TRUE(parse(R"({"__metadata__":{"a":"x"},"a":{"dtype":"I8","shape":[1],"data_offsets":[0,1]}})", 1).ok());
+}
+
 TEST(SafetensorsHeader, overflowing_shapes_are_refused) {
   expect_refused(R"({"a":{"dtype":"F64","shape":[4611686018427387904,8],"data_offsets":[0,0]}})", 0, "64 bits");
   expect_refused(R"({"a":{"dtype":"I8","shape":[18446744073709551615],"data_offsets":[0,1]}})", 1, "64 bits");
@@ -81,6 +91,17 @@ TEST(SafetensorsHeader, wrong_types_and_unknown_dtypes_are_refused) {
   expect_refused(R"({"a":{"dtype":"I8","shape":[1],"data_offsets":[0,1],"x":0}})", 1, "exactly");
   expect_refused(R"({"a":[]})", 0, "object");
   expect_refused(R"({"__metadata__":{"k":1}})", 0, "not a string");
+  expect_refused(R"({"__metadata__":[]})", 0, "__metadata__ is not an object");
+  expect_refused(R"({"a":{"shape":[1],"data_offsets":[0,1]}})", 1, "exactly the keys");
+  expect_refused(R"({"a":{"dtype":"I8","shape":1,"data_offsets":[0,1]}})", 1, "shape is not an array");
+  expect_refused(R"({"a":{"dtype":"I8","shape":[[1]],"data_offsets":[0,1]}})", 1, "shape: expected a non-negative integer");
+  expect_refused(R"({"a":{"dtype":"I8","shape":[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1],"data_offsets":[0,1]}})", 1, "at most 16");
+  expect_refused(R"({"a":{"dtype":"I8","shape":[1],"data_offsets":[0,1,1]}})", 1, "not a pair");
+  expect_refused(R"({"a":{"dtype":"I8","shape":[1],"data_offsets":[0]}})", 1, "not a pair");
+  expect_refused(R"({"a":{"dtype":"I8","shape":[1],"data_offsets":{}}})", 1, "not a pair");
+  expect_refused(R"({"a":{"dtype":"I8","shape":[1],"data_offsets":[0,"1"]}})", 1, "data_offsets: expected a non-negative integer");
+  expect_refused(R"({"":{"dtype":"I8","shape":[1],"data_offsets":[0,1]}})", 1, "empty name");
+  expect_refused("{}{}", 0, "JSON");
   expect_refused(R"([])", 0, "'{'");
   expect_refused("{", 0, "JSON");
 }

@@ -75,6 +75,36 @@ TEST_F(TensorIndexTest, a_path_that_leaves_the_folder_is_refused) {
   expect_refused(StatusCode::kDataLoss, "7");
 }
 
+TEST_F(TensorIndexTest, a_map_is_read_as_strictly_as_any_json) {
+  shard("a.safetensors", {"x", "y"});
+  index(R"({"y":"a.safetensors","x":"a.safetensors","y":"a.safetensors"})");
+  expect_refused(StatusCode::kDataLoss, "key 'y' appears twice");
+  index(R"({"x":"a.safetensors","y":{"z":1}})");
+  expect_refused(StatusCode::kDataLoss, "tensor 'y': expected the name of a file in this folder, found an object");
+  index(R"({"x":["a.safetensors"]})");
+  expect_refused(StatusCode::kDataLoss, "found an array");
+  index(R"({"x":null})");
+  expect_refused(StatusCode::kDataLoss, "tensor 'x': expected the name of a file in this folder, found null");
+  index(R"({})");
+  expect_refused(StatusCode::kDataLoss, "weight_map is empty");
+  index(R"(["x"])");
+  expect_refused(StatusCode::kDataLoss, "an object 'weight_map'");
+  index(R"({"x":"a.safetensors"},"weight_map":{"y":"a.safetensors"})");
+  expect_refused(StatusCode::kDataLoss, "key 'weight_map' appears twice");
+  index(R"({"x":"a.safetensors)");
+  expect_refused(StatusCode::kDataLoss, "not valid JSON at byte");
+  // Only the member of the root is the map.
+  ASSERT_TRUE(write_text_file(dir_ / "model.safetensors.index.json",
+                              R"({"metadata":{"weight_map":{"x":3,"list":[{"weight_map":{}}]},"total_size":16},)"
+                              R"("weight_map":{"x":"a.safetensors","y":"a.safetensors"}})")
+                  .ok());
+  const auto r = TensorIndex::open(dir_);
+  ASSERT_TRUE(r.ok()) << r.error().message();
+  EXPECT_EQ(r->declared_bytes(), 16u);
+  EXPECT_EQ(r->entry("y"), &r->file(0).entries()[1]);
+  EXPECT_EQ(r->entry("z"), nullptr);
+}
+
 TEST_F(TensorIndexTest, files_may_live_in_another_named_folder) {
   shard("other/e.safetensors", {"x"});
   index(R"({"x":"e.safetensors"})");
@@ -133,6 +163,7 @@ TEST_F(TensorIndexTest, loops_of_links_and_empty_files_are_refused_by_name) {
   fs::remove(dir_ / "a.safetensors");
   ASSERT_TRUE(write_text_file(dir_ / "a.safetensors", "").ok());
   expect_refused(StatusCode::kDataLoss, "a.safetensors': 0 bytes");
+  expect_refused(StatusCode::kDataLoss, "puts 1 tensors there (first 'x')");
 }
 
 TEST_F(TensorIndexTest, wrong_dtype_or_shape_says_expected_and_found) {
