@@ -31,14 +31,15 @@ need_packages() {
   as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${wanted[@]}" >/dev/null
 }
 
-# oracle_python DIR : makes a virtual environment with the wheels of tests/oracle/requirements.txt in DIR and prints its interpreter.
+# oracle_python DIR : makes a virtual environment with the wheels of tests/oracle/requirements*.txt in DIR and prints its interpreter.
 oracle_python() {
   local dir=$1 stamp
-  stamp="$dir/.wheels-$(sha256sum <tests/oracle/requirements.txt | cut -c1-16)"
+  stamp="$dir/.wheels-$(cat tests/oracle/requirements*.txt | sha256sum | cut -c1-16)"
   if [ ! -e "$stamp" ]; then
     rm -rf "$dir"
     /usr/bin/python3 -m venv --system-site-packages "$dir" >&2
     "$dir/bin/python" -m pip install -q --disable-pip-version-check -r tests/oracle/requirements.txt >&2
+    "$dir/bin/python" -m pip install -q --disable-pip-version-check --no-deps -r tests/oracle/requirements-no-deps.txt >&2
     touch "$stamp"
   fi
   echo "$dir/bin/python"
