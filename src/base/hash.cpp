@@ -58,6 +58,10 @@ std::string sha256_hex(std::string_view text) {
 }
 
 Result<std::string> sha256_file_hex(const std::filesystem::path& path) {
+  std::error_code ec;
+  if (std::filesystem::exists(path, ec) && !std::filesystem::is_regular_file(path, ec)) {  // a pipe would block
+    return data_loss("'" + path.string() + "' is not a regular file");
+  }
   std::FILE* f = std::fopen(path.c_str(), "rb");
   if (f == nullptr) return not_found("cannot open '" + path.string() + "': " + std::strerror(errno));
   Sha256 h;

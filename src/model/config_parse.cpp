@@ -127,6 +127,10 @@ class Reader {
     return out;
   }
 
+  bool is(const char* key, const Json& value) const {
+    const auto it = object_.find(key);
+    return it != object_.end() && *it == value;
+  }
   // The key must be absent or equal to `value`.
   void only(const char* key, const Json& value) {
     const auto it = object_.find(key);
@@ -324,7 +328,7 @@ void read_drafter(Reader& r, Config& c) {
 }
 
 // Settings that have one supported value.
-void refuse_unknown_values(Reader& root, Reader& text, bool is_flat) {
+void refuse_unknown_values(Reader& root, Reader& text, bool has_text, bool is_flat) {
   if (is_flat) {
     text.only("score_func", "sqrtsoftplus");
     text.only("norm_topk_prob", true);
@@ -332,8 +336,8 @@ void refuse_unknown_values(Reader& root, Reader& text, bool is_flat) {
     text.only("expert_dtype", "fp4");
     return;
   }
-  root.only("model_type", "deepseek_v41");
-  text.only("model_type", "deepseek_v41_text");
+  if (has_text) text.only("model_type", "deepseek_v41_text");
+  if (has_text || !text.is("model_type", "deepseek_v41_text")) root.only("model_type", "deepseek_v41");
   text.only("hidden_act", "silu");
   text.only("scoring_func", "sqrtsoftplus");
   text.only("topk_method", "noaux_tc");
@@ -391,14 +395,16 @@ Result<Config> parse_config(std::string_view json_text, std::string_view name) {
   ASSIGN_OR_RETURN(const Json root, parse_json(json_text, name));
   if (!root.is_object()) return data_loss(where + ": expected an object, found " + shorten(dump_json(root)));
   const auto nested = root.find("text_config");
-  const bool is_flat = nested == root.end();
-  if (!is_flat && !nested->is_object())
+  // Three forms: the text model's keys in text_config, the same keys at the top, the vendor's own names at the top.
+  const bool has_text = nested != root.end();
+  const bool is_flat = !has_text && !root.contains("num_hidden_layers");
+  if (has_text && !nested->is_object())
     return data_loss(where + ": 'text_config': expected an object, found " + shorten(dump_json(*nested)));
-  const Json& text_object = is_flat ? root : *nested;
+  const Json& text_object = has_text ? *nested : root;
   Config c;
   Reader r(root, where, is_flat);
-  Reader t(text_object, is_flat ? where : where + ": text_config", is_flat);
-  refuse_unknown_values(r, t, is_flat);
+  Reader t(text_object, has_text ? where + ": text_config" : where, is_flat);
+  refuse_unknown_values(r, t, has_text, is_flat);
   read_dimensions(t, is_flat, c);
   read_yarn(t, text_object, is_flat, where, c);
   if (t.ok()) read_drafter(t, c);

@@ -38,7 +38,7 @@ class Check {
     Json facts;
     const Json* block = member(&config_json, "quantization_config");
     std::error_code ec;
-    if (out_.layout == Layout::kTensorfold && fs::exists(index_.dir() / kFactsFile, ec)) {
+    if (out_.layout == Layout::kTensorfold && fs::exists(fs::symlink_status(index_.dir() / kFactsFile, ec))) {
       ASSIGN_OR_RETURN(facts, read_json_file(index_.dir() / kFactsFile, 64u << 20));
       block = &facts;
     }
@@ -88,7 +88,7 @@ class Check {
       return ok_status();
     }
     std::error_code ec;
-    if (!fs::exists(index_.dir() / name, ec)) {
+    if (!fs::exists(fs::symlink_status(index_.dir() / name, ec))) {
       if (name != kPlanFile || out_.layout == Layout::kVllm) {
         out_.notes.push_back("'" + name + "' is missing; the widths come from the trellis shapes");
       }
@@ -195,7 +195,9 @@ class Check {
       problem(where + ": " + shorten(*bytes) + " bytes, stored " + std::to_string(view->size_bytes()));
     }
     const Json* dtype = member(&entry, "dtype");
-    if (dtype != nullptr && *dtype != Json(dtype_torch_name(view->dtype))) {
+    // Both names of the scale type are in use: exllamav3 reads it as bytes, PyTorch has a type for it.
+    const bool is_scale = view->dtype == DType::kF8E8M0 && dtype != nullptr && *dtype == Json("torch.float8_e8m0fnu");
+    if (dtype != nullptr && !is_scale && *dtype != Json(dtype_torch_name(view->dtype))) {
       problem(where + ": " + shorten(*dtype) + ", stored " + std::string(dtype_torch_name(view->dtype)));
     }
   }
@@ -203,7 +205,7 @@ class Check {
   Status compare_storage() {
     std::error_code ec;
     const fs::path path = index_.dir() / "quantization_config.json";
-    if (!fs::exists(path, ec)) return ok_status();
+    if (!fs::exists(fs::symlink_status(path, ec))) return ok_status();
     ASSIGN_OR_RETURN(const Json json, read_json_file(path));
     const Json* storage = member(&json, "tensor_storage");
     if (storage == nullptr) return ok_status();

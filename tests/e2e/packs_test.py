@@ -1,7 +1,8 @@
 """Packs through the real binary: convert between all layouts, verify, inspect, and every kind of damage refused by name.
 
-One pack of a small checkpoint is encoded once. Oracles: an independent parse of every shard (small_checkpoint.py), sha256sum, and where
-they can be imported the official safetensors library (ESPALIER_ORACLE_PYTHON names an interpreter that has it; oracle tests run it).
+One pack of a small checkpoint is encoded once. Oracles: an independent parse of every shard (small_checkpoint.py) and sha256sum;
+tests/oracle/packs_oracle.py has the official safetensors library and exllamav3 read such packs, quantize_pocket_test.py has a pack of the
+pocket model go through all layouts.
 ESPALIER_POCKET_FULL=1 uses the bundled pocket model instead of the small checkpoint. Environment: ESPALIER_BIN, ESPALIER_SOURCE_DIR.
 """
 import hashlib
@@ -43,26 +44,31 @@ def tensors_of(pack):
     return out
 
 
+class Shared:
+    """The folder of this run, the model, its calibration rows and the one pack that is encoded; each test damages copies."""
+
+
+def setUpModule():
+    Shared.tmp = tempfile.TemporaryDirectory()
+    unittest.addModuleCleanup(Shared.tmp.cleanup)
+    root = Shared.root = pathlib.Path(Shared.tmp.name)
+    Shared.b = root / "b"
+    if FULL:
+        Shared.model = SOURCE / "models/pocket"
+        Shared.data = Shared.model / "data/calibration.jsonl"
+        result("quantize", Shared.model, "--bits", "3", "--head-bits", "4", "--data", Shared.data, "--rows", "8", "--out", Shared.b)
+        return
+    Shared.model = small.write_checkpoint(GOLDEN, root / "model")
+    Shared.data = root / "data.jsonl"
+    Shared.data.write_text("".join(small.data_line(f"r{i}", small.token_row(i, n), "ab"[i % 2]) for i, n in enumerate([64, 33])))
+    result("quantize", Shared.model, "--bits", "2", "--dense-bits", "3", "--head-bits", "4", "--drafter-bits", "2.5", "--data", Shared.data,
+           "--out", Shared.b)
+
+
 class Packs(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.tmp = tempfile.TemporaryDirectory()
-        cls.root = pathlib.Path(cls.tmp.name)
-        cls.b = cls.root / "b"
-        if FULL:
-            cls.model = SOURCE / "models/pocket"
-            cls.data = cls.model / "data/calibration.jsonl"
-            result("quantize", cls.model, "--bits", "3", "--head-bits", "4", "--data", cls.data, "--rows", "8", "--out", cls.b)
-        else:
-            cls.model = small.write_checkpoint(GOLDEN, cls.root / "model")
-            cls.data = cls.root / "data.jsonl"
-            cls.data.write_text("".join(small.data_line(f"r{i}", small.token_row(i, n), "ab"[i % 2]) for i, n in enumerate([64, 33])))
-            result("quantize", cls.model, "--bits", "2", "--dense-bits", "3", "--head-bits", "4", "--drafter-bits", "2.5", "--data", cls.data,
-                   "--out", cls.b)
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.tmp.cleanup()
+        cls.root, cls.model, cls.data, cls.b = Shared.root, Shared.model, Shared.data, Shared.b
 
     def copy(self, name, pack=None):
         """A copy that may be damaged: real files, no links to the original."""
@@ -285,6 +291,55 @@ class Damage(Packs):
         path.unlink()
         self.problems(pack, path.name, "is missing", loads=False)
 
+    def test_files_that_changed_places(self):
+        """Two shards under each other's names: refused by the index, and without an index nothing is wrong but the manifest."""
+        for layout in LAYOUTS:
+            pack = self.copy("places", self.converted(layout) if layout != "exllamav3" else self.b)
+            a, b = self.shard(pack, "layers.0.attn.wq_a.trellis"), self.shard(pack, "layers.1.attn.wq_a.trellis")
+            a.rename(pack / "aside")
+            b.rename(a)
+            (pack / "aside").rename(b)
+            self.problems(pack, a.name, b.name, "has no tensor 'layers.0.")
+            self.problems(pack, a.name, "has no tensor 'layers.0.", loads=False, manifest=False)
+            for name in ("model.safetensors.index.json", "quantization_config.json"):
+                (pack / name).unlink(missing_ok=True)
+            self.assertTrue(result("verify", pack)["ok"])
+
+    def test_files_of_no_length_and_no_files(self):
+        """Every side file empty, and things that are not files where a file should be."""
+        for layout in LAYOUTS:
+            original = self.converted(layout) if layout != "exllamav3" else self.b
+            pack = self.copy("empty", original)
+            (pack / "MANIFEST.sha256").unlink()
+            for name in ("config.json", "model.safetensors.index.json", "quantization_config.json", "exl3_moe_plan.json", "exl3_pack.json",
+                         "tokenizer.json"):
+                if (pack / name).exists():
+                    content = (pack / name).read_bytes()
+                    (pack / name).write_bytes(b"")
+                    self.problems(pack, name)
+                    (pack / name).write_bytes(content)
+            content = (pack / "matrices.jsonl").read_bytes()
+            (pack / "matrices.jsonl").write_bytes(content[:len(content) // 2])
+            self.problems(pack, "matrices.jsonl")
+            (pack / "matrices.jsonl").write_bytes(content)
+            self.assertTrue(result("verify", pack)["ok"])
+        pack = self.copy("kinds")
+        path = self.shard(pack, self.EXPERT + ".trellis")
+        path.unlink()
+        path.mkdir()
+        self.problems(pack, path.name, loads=False)
+        path.rmdir()
+        os.mkfifo(path)
+        self.problems(pack, path.name, loads=False)
+        path.unlink()
+        for name in ("config.json", "model.safetensors.index.json", "MANIFEST.sha256", "matrices.jsonl"):
+            pack = self.copy("kinds")
+            (pack / name).unlink()
+            (pack / name).symlink_to(name)
+            self.problems(pack, name)
+        (self.root / "round").symlink_to("round")
+        self.assertEqual(run("verify", self.root / "round").returncode, 3)
+
     def test_swapped_matrices_and_renamed_tensors(self):
         pack = self.copy("swap")
         a, b = self.EXPERT + ".trellis", "layers.1.ffn.experts.1.w3.trellis"
@@ -317,6 +372,19 @@ class Damage(Packs):
                     expected = (self.EXPERT, "declared mul1, stored mcg")
                 self.problems(pack, file, *expected, loads=loads, manifest=False)
 
+    def test_widths_that_side_files_do_not_say(self):
+        """A trellis of another width than the plan, the dense map, or the pack's own facts give it, in each layout."""
+        for layout, expected in (("vllm", "exl3_moe_plan.json"), ("exllamav3", "bits_per_weight 2"), ("tensorfold", "not those that were encoded")):
+            pack = self.copy("wide", self.converted(layout) if layout != "exllamav3" else self.b)
+            file = self.rewrite(pack, self.EXPERT + ".trellis",
+                                lambda d, s, b: {self.EXPERT + ".trellis": (d, [s[0], s[1], 48], b + b"\0" * (len(b) // 2))})
+            self.problems(pack, expected, file, self.EXPERT, manifest=False)
+        fold = self.copy("facts", self.converted("tensorfold"))
+        facts = json.loads((fold / "exl3_pack.json").read_text())
+        for key, value, found in (("head_bits", 7, "declared width 7, stored 4"), ("codebook", "mcg", "declared mcg, stored mul1")):
+            (fold / "exl3_pack.json").write_text(json.dumps(dict(facts, **{key: value})))
+            self.problems(fold, "exl3_pack.json", found, loads=False)
+
     def test_both_markers_are_one_too_many(self):
         pack = self.copy("both")
         (pack / "model.safetensors.index.json").unlink()
@@ -327,6 +395,9 @@ class Damage(Packs):
         pack = self.copy("native-nan")
         file = self.rewrite(pack, "layers.0.attn_norm.weight", lambda d, s, b: {"layers.0.attn_norm.weight": (d, s, b[:6] + b"\xc0\x7f" + b[8:])})
         self.problems(pack, file, "layers.0.attn_norm.weight", "element 3", loads=False, manifest=False)
+        scale = "layers.0.engram.embed.scale"
+        file = self.rewrite(pack, scale, lambda d, s, b: {scale: (d, s, b[:7] + b"\xff" + b[8:])})
+        self.problems(pack, file, scale, "element 7")
 
     def test_side_files_that_contradict_the_shards(self):
         vllm = self.copy("plan", self.converted("vllm"))
@@ -431,6 +502,15 @@ class Damage(Packs):
         config["text_config"]["engram_num_embeddings"][0] += 1
         (pack / "config.json").write_text(json.dumps(config))
         self.problems(pack, "sum of the layer's primes")
+        pack = self.copy("config")
+        (pack / "MANIFEST.sha256").unlink()
+        config = json.loads((pack / "config.json").read_text())
+        (pack / "config.json").write_text(json.dumps({**{k: v for k, v in config.items() if k != "text_config"}, **config["text_config"]}))
+        self.assertTrue(result("verify", pack)["ok"])  # text keys at the top, as some packs have them
+        for key in ("engram_layer_ids", "n_routed_experts"):
+            text = {k: v for k, v in config["text_config"].items() if k != key}
+            (pack / "config.json").write_text(json.dumps(dict(config, text_config=text)))
+            self.problems(pack, "config.json", key, loads=False)
         (pack / "config.json").write_text('{"text_config": [')
         self.problems(pack, "config.json", loads=False)
         (pack / "config.json").unlink()

@@ -233,7 +233,7 @@ Result<PackFacts> stated_facts(const fs::path& dir, Layout layout) {
     if (block.is_object() && block.contains("quant_method") && block["quant_method"] == "fp8") {
       facts.original_quantization_json = dump_json(block);
     }
-    if (!fs::exists(dir / kFactsFile, ec)) return facts;
+    if (!fs::exists(fs::symlink_status(dir / kFactsFile, ec))) return facts;
     ASSIGN_OR_RETURN(block, read_json_file(dir / kFactsFile, 64u << 20));
   }
   if (!block.is_object()) return facts;

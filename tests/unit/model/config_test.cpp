@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/file.h"
+#include "format/json.h"
 #include "model/engram.h"
 #include "unit/model/golden_fixture.h"
 
@@ -29,6 +30,29 @@ Status without(const std::string& key) {
   ordered_json json = ordered_json::parse(tiny_text());
   json["text_config"].erase(key);
   return parse_config(json.dump(), "config.json").status();
+}
+
+TEST(Config, text_keys_at_the_top_are_read_as_in_text_config) {
+  Json json = parse_json(tiny_text(), "config.json").value();
+  const Json text = json["text_config"];
+  json.erase("text_config");
+  for (const auto& [key, value] : text.items()) json[key] = value;
+  const auto top = parse_config(dump_json(json), "config.json");
+  ASSERT_TRUE(top.ok()) << top.error().message();
+  const auto nested = parse_config(tiny_text(), "config.json");
+  EXPECT_EQ(top->compress_ratios, nested->compress_ratios);
+  EXPECT_EQ(top->engram.n_rows, nested->engram.n_rows);
+  EXPECT_EQ(top->max_positions, nested->max_positions);
+  EXPECT_EQ(top->has_vision, nested->has_vision);
+  json["model_type"] = "deepseek_v41";
+  EXPECT_TRUE(parse_config(dump_json(json), "config.json").ok());
+  json["model_type"] = "llama";
+  EXPECT_FALSE(parse_config(dump_json(json), "config.json").ok());
+  json.erase("model_type");
+  json.erase("engram_layer_ids");
+  const auto lacks = parse_config(dump_json(json), "config.json");
+  ASSERT_FALSE(lacks.ok());
+  EXPECT_NE(lacks.error().message().find("'engram_layer_ids'"), std::string::npos) << lacks.error().message();
 }
 
 TEST(Config, nested_and_flat_files_give_the_same_dimensions) {
