@@ -1,6 +1,6 @@
 // module: model
-// Any bytes given as the index, the quantization_config or the layout's facts of a folder end in findings or a message. The
-// first byte chooses the file; the folder has one shard and a fixed config.
+// Any bytes given as the index, config.json, quantization_config.json, the plan or the tensorfold layout's facts of a folder end in
+// findings or a message. The first byte chooses the file; the folder has one shard, two empty ones and a fixed config.
 #include <unistd.h>
 
 #include <cstddef>
@@ -30,6 +30,9 @@ struct Folder {
                                                                              {"head.svh", suh.view()},
                                                                              {"head.mul1", marker.view()}});
     CHECK(status.ok()) << status.message();
+    for (const char* name : {"layer-00.safetensors", "head-mtp.safetensors"}) {
+      CHECK(espalier::write_safetensors(path / name, {}).ok()) << name;
+    }
     config.n_layers = 1;
     config.n_experts = 1;
     config.d_model = config.d_ff = config.vocab = config.head_dim = config.q_lora_rank = config.o_lora_rank = 128;
@@ -54,11 +57,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const std::string_view text(reinterpret_cast<const char*>(data) + 1, size - 1);
   std::error_code ec;
-  for (const char* name : {"model.safetensors.index.json", "quantization_config.json", "exl3_moe_plan.json"}) {
+  for (const char* name : {"model.safetensors.index.json", "quantization_config.json", "exl3_moe_plan.json", espalier::kFactsFile}) {
     fs::remove(folder.path / name, ec);
   }
   folder.put("config.json", R"({"quantization_config":{"quant_method":"exl3","codebook":"mul1"}})");
-  switch (data[0] % 4) {
+  switch (data[0] % 5) {
     case 0:
       folder.put("model.safetensors.index.json", text);
       break;
@@ -68,8 +71,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     case 2:
       folder.put("config.json", text);
       break;
-    default:
+    case 3:
       folder.put("exl3_moe_plan.json", text);
+      break;
+    default:
+      folder.put("config.json", "{}");
+      folder.put(espalier::kFactsFile, text);
   }
   const auto index = espalier::open_model_index(folder.path, "", true);
   if (!index.ok()) return 0;
