@@ -13,6 +13,18 @@ constexpr size_t kKeptKernels = 12;  // enough to see where a step was
 
 }  // namespace
 
+struct Stream::Profile {
+  struct Point {
+    std::string step;
+    const char* kernel;
+    Event event;
+  };
+  std::vector<Point> points;  // the first one is the beginning
+  bool is_on = false;
+};
+
+Stream::Stream() = default;
+
 Result<Stream> Stream::create(int device) {
   ASSIGN_OR_RETURN(const DeviceInfo info, find_device(device));
   const ScopedDevice scope(device);
@@ -31,18 +43,23 @@ Stream::Stream(Stream&& other) noexcept
     : handle_(std::exchange(other.handle_, nullptr)),
       device_(other.device_),
       step_(std::move(other.step_)),
-      kernels_(std::move(other.kernels_)) {}
+      part_(other.part_),
+      kernels_(std::move(other.kernels_)),
+      profile_(std::move(other.profile_)) {}
 
 Stream& Stream::operator=(Stream&& other) noexcept {
   std::swap(handle_, other.handle_);
   std::swap(device_, other.device_);
   std::swap(step_, other.step_);
+  std::swap(part_, other.part_);
   std::swap(kernels_, other.kernels_);
+  std::swap(profile_, other.profile_);
   return *this;
 }
 
 void Stream::begin_step(std::string name) {
   step_ = std::move(name);
+  part_ = nullptr;
   kernels_.clear();
 }
 
@@ -50,7 +67,40 @@ Status Stream::launched(const char* kernel) {
   kernels_.push_back(kernel);
   if (kernels_.size() > kKeptKernels) kernels_.erase(kernels_.begin());
   const cudaError_t code = cudaGetLastError();
-  return code == cudaSuccess ? ok_status() : failure(code, "the last launch", "cudaGetLastError");
+  return code == cudaSuccess ? mark(kernel) : failure(code, "the last launch", "cudaGetLastError");
+}
+
+Status Stream::mark(const char* kernel) {
+  if (profile_ == nullptr || !profile_->is_on) return ok_status();
+  ASSIGN_OR_RETURN(Event event, Event::create(device_));
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  ESPALIER_CUDA_TRY("profile", cudaStreamIsCapturing(handle_, &capture));
+  // Inside a graph an ordinary record only orders; an external one is seen from outside.
+  const unsigned flags = capture == cudaStreamCaptureStatusNone ? cudaEventRecordDefault : cudaEventRecordExternal;
+  ESPALIER_CUDA_TRY("profile", cudaEventRecordWithFlags(event.handle(), handle_, flags));
+  profile_->points.push_back({step_text(), kernel, std::move(event)});
+  return ok_status();
+}
+
+Status Stream::begin_profile() {
+  profile_ = std::make_unique<Profile>();
+  profile_->is_on = true;
+  return mark("");
+}
+
+void Stream::end_profile() {
+  if (profile_ != nullptr) profile_->is_on = false;
+}
+
+Result<std::vector<Stream::Timed>> Stream::profile() {
+  RETURN_IF_ERROR(synchronize());
+  std::vector<Timed> out;
+  for (size_t i = 1; profile_ != nullptr && i < profile_->points.size(); ++i) {
+    const Profile::Point& p = profile_->points[i];
+    ASSIGN_OR_RETURN(const double ms, p.event.milliseconds_since(profile_->points[i - 1].event));
+    out.push_back({p.step, p.kernel, 1e3 * ms});
+  }
+  return Result<std::vector<Timed>>(std::move(out));
 }
 
 Status Stream::synchronize() {
@@ -63,29 +113,29 @@ Status Stream::synchronize() {
 Status Stream::failure(int code, const char* found_by, const char* call) const {
   std::string kernels;
   for (const char* name : kernels_) kernels += (kernels.empty() ? "" : ", ") + std::string(name);
-  const std::string what = "step '" + step_ + "' on device " + std::to_string(device_) + ", found by " + found_by +
+  const std::string what = "step '" + step_text() + "' on device " + std::to_string(device_) + ", found by " + found_by +
                            ", kernels since the last wait: " + (kernels.empty() ? "none" : kernels);
   return cuda_status(static_cast<cudaError_t>(code), what, call, __FILE__, __LINE__);
 }
 
 Status Stream::copy_to_device(void* device_to, const void* host_from, size_t size_bytes) {
-  ESPALIER_CUDA_TRY("step '" + step_ + "'", cudaMemcpyAsync(device_to, host_from, size_bytes, cudaMemcpyHostToDevice, handle_));
-  return ok_status();
+  ESPALIER_CUDA_TRY("step '" + step_text() + "'", cudaMemcpyAsync(device_to, host_from, size_bytes, cudaMemcpyHostToDevice, handle_));
+  return mark("copy up");
 }
 
 Status Stream::copy_to_host(void* host_to, const void* device_from, size_t size_bytes) {
-  ESPALIER_CUDA_TRY("step '" + step_ + "'", cudaMemcpyAsync(host_to, device_from, size_bytes, cudaMemcpyDeviceToHost, handle_));
-  return ok_status();
+  ESPALIER_CUDA_TRY("step '" + step_text() + "'", cudaMemcpyAsync(host_to, device_from, size_bytes, cudaMemcpyDeviceToHost, handle_));
+  return mark("copy down");
 }
 
 Status Stream::copy_on_device(void* to, const void* from, size_t size_bytes) {
-  ESPALIER_CUDA_TRY("step '" + step_ + "'", cudaMemcpyAsync(to, from, size_bytes, cudaMemcpyDeviceToDevice, handle_));
-  return ok_status();
+  ESPALIER_CUDA_TRY("step '" + step_text() + "'", cudaMemcpyAsync(to, from, size_bytes, cudaMemcpyDeviceToDevice, handle_));
+  return mark("copy");
 }
 
 Status Stream::fill_bytes(void* to, int byte, size_t size_bytes) {
-  ESPALIER_CUDA_TRY("step '" + step_ + "'", cudaMemsetAsync(to, byte, size_bytes, handle_));
-  return ok_status();
+  ESPALIER_CUDA_TRY("step '" + step_text() + "'", cudaMemsetAsync(to, byte, size_bytes, handle_));
+  return mark("fill");
 }
 
 Result<Event> Event::create(int device) {

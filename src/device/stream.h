@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,8 @@ class Stream {
 
   // Names the work that follows, for errors: "layer 7 experts".
   void begin_step(std::string name);
+  // Names a part of the step, for errors and profiles: "layer 7, experts". `name` has static storage.
+  void begin_part(const char* name) { part_ = name; }
   // To be called right after every launch with the kernel's name (static storage). Reports a refused launch; an
   // asynchronous fault may also appear here, and is then attributed to the step, not to this kernel.
   Status launched(const char* kernel);
@@ -42,14 +45,31 @@ class Stream {
   Status copy_on_device(void* to, const void* from, size_t size_bytes);
   Status fill_bytes(void* to, int byte, size_t size_bytes);
 
+  // Times the launches and copies on the device from here on, in the step that is then announced. What is recorded into a graph meanwhile
+  // is timed at every replay of it.
+  Status begin_profile();
+  void end_profile();
+  struct Timed {
+    std::string step;
+    const char* kernel;
+    double microseconds;  // from the end of the work before it to its own end
+  };
+  // Waits for the stream; the last run of everything between begin_profile and end_profile, in order.
+  Result<std::vector<Timed>> profile();
+
  private:
-  Stream() = default;
+  Stream();
   Status failure(int code, const char* found_by, const char* call) const;
+  Status mark(const char* kernel);
 
   CUstream_st* handle_ = nullptr;
   int device_ = 0;
   std::string step_ = "start";
+  const char* part_ = nullptr;
+  std::string step_text() const { return part_ == nullptr ? step_ : step_ + ", " + part_; }
   std::vector<const char*> kernels_;  // since the last wait; the last few are kept
+  struct Profile;
+  std::unique_ptr<Profile> profile_;
 };
 
 // A point in a stream, for timing. Errors: what the runtime says.

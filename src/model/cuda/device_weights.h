@@ -105,6 +105,10 @@ class DeviceWeights {
   // Errors: as WeightLoader, and what the device says (resource_exhausted when it is too small).
   static Result<std::shared_ptr<const DeviceWeights>> load(const std::string& dir, const LoadOptions& options, int device, ThreadPool& pool);
 
+  // Without any content, for benches that fill it themselves with memory from arena().
+  static std::shared_ptr<DeviceWeights> make_empty(int device) { return std::shared_ptr<DeviceWeights>(new DeviceWeights(device)); }
+  Arena& arena() { return arena_; }
+
   Config config;
   int device = 0;
   std::vector<EngramHash> engram_hashes;

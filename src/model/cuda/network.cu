@@ -17,9 +17,8 @@ Result<std::shared_ptr<const DeviceModel>> DeviceModel::load(const std::string& 
   RETURN_IF_ERROR(device::find_device(device).status());
   const device::ScopedDevice scope(device);
   ESPALIER_CUDA_TRY("device " + std::to_string(device), scope.status());
-  auto model = std::make_shared<DeviceModel>();
-  ASSIGN_OR_RETURN(model->weights_, DeviceWeights::load(dir, options, device, pool));
-  return std::shared_ptr<const DeviceModel>(std::move(model));
+  ASSIGN_OR_RETURN(auto weights, DeviceWeights::load(dir, options, device, pool));
+  return std::make_shared<const DeviceModel>(std::move(weights));
 }
 
 const Config& DeviceModel::config() const { return weights_->config; }
@@ -119,6 +118,7 @@ Status DeviceSequence::Impl::gather_engram(int64_t start, int64_t n, std::vector
 
 Status DeviceSequence::Impl::run_engram(Run& run, const DeviceEngram& w, const float* e, DeviceRows& rows) {
   const Workspace::Mark mark = workspace.mark();
+  stream.begin_part("Engram");
   ASSIGN_OR_RETURN(const float* kv, run.project(w.wkv, e, rows.n, Rounding::kActQuant));
   RETURN_IF_ERROR(ops::cuda::engram_gate(
       stream, {rows.h, kv, w.q_weight, w.k_weight, rows.n, config.n_streams, config.d_model, config.rms_norm_eps}));
@@ -188,6 +188,8 @@ Status DeviceSequence::Impl::forward_chunk(std::span<const int32_t> ids, bool al
     RETURN_IF_ERROR(run.block(w, c.n_active, rows, [&](const float* x, float* y) { return run.layer_attention(w.attn, l, cache, rows, x, y); }));
   }
   if (logits != nullptr) {
+    stream.begin_step("logits of tokens " + std::to_string(start) + " to " + std::to_string(start + n - 1));
+    stream.begin_part("head");
     const int64_t n_out = all_logits ? n : 1;
     ASSIGN_OR_RETURN(float* x, workspace.take<float>(n_out * c.d_model));
     RETURN_IF_ERROR(run.collapse(rows, n - n_out, x));
@@ -221,6 +223,7 @@ Result<std::unique_ptr<DeviceSequence>> DeviceSequence::create(std::shared_ptr<c
   return std::unique_ptr<DeviceSequence>(new DeviceSequence(std::move(impl)));
 }
 
+device::Stream& DeviceSequence::stream() { return impl_->stream; }
 int64_t DeviceSequence::n_tokens() const { return impl_->position.n_tokens(); }
 
 Status DeviceSequence::truncate(int64_t n_tokens) {

@@ -11,9 +11,11 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "base/status.h"
 #include "base/thread_pool.h"
+#include "device/stream.h"
 #include "model/config.h"
 #include "model/drafter.h"
 #include "model/numerics.h"
@@ -30,6 +32,9 @@ class DeviceModel {
   // options.residency and options.products are not used: matrices keep their stored form and are multiplied exactly.
   // Errors: unavailable without CUDA or a device; as WeightLoader; resource_exhausted when the device is too small.
   static Result<std::shared_ptr<const DeviceModel>> load(const std::string& dir, const LoadOptions& options, int device, ThreadPool& pool);
+
+  // Of weights that are on the device already.
+  explicit DeviceModel(std::shared_ptr<const DeviceWeights> weights) : weights_(std::move(weights)) {}
 
   const Config& config() const;
   int device() const;
@@ -61,6 +66,9 @@ class DeviceSequence {
 
   // Feeds ids at positions n_tokens() .. ; logits [rows or 1, V]:f32 of every row or of the last one. Errors: as forward().
   Result<Tensor> forward(std::span<const int32_t> ids, bool all_logits);
+
+  // Where its work is queued: for timing.
+  device::Stream& stream();
 
   // --- with_drafter only ---
   // Gives the drafter the first n_rows rows of the last forward call: they are accepted.

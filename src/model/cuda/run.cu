@@ -57,6 +57,7 @@ Status Run::rotate(const DeviceAttention& w, const int64_t* positions, int64_t n
 
 Result<Run::Mix> Run::mixes(const DeviceMix& w, const float* h, int64_t n_rows) {
   const int64_t n = config_.n_streams;
+  stream_.begin_part("mHC");
   ASSIGN_OR_RETURN(const float* dots, project(w.fn, h, n_rows, Rounding::kNone));
   Mix mix;
   ASSIGN_OR_RETURN(mix.pre, workspace_.take<float>(n_rows * n));
@@ -84,12 +85,14 @@ Result<Run::Mix> Run::mixes(const DeviceMix& w, const float* h, int64_t n_rows) 
 Status Run::sub_layer(DeviceRows& rows, const float* collapse_weights, const float* norm, const Mix& mix,
                       const std::function<Status(const float* x, float* y)>& body) {
   const int64_t d = config_.d_model, n = rows.n, n_streams = config_.n_streams;
+  stream_.begin_part("collapse, norm");
   ASSIGN_OR_RETURN(float* x, workspace_.take<float>(n * d));
   ASSIGN_OR_RETURN(float* y, workspace_.take<float>(n * d));
   RETURN_IF_ERROR(ops::cuda::mhc_collapse(stream_, {rows.h, collapse_weights, x, n, n_streams, d}));
   RETURN_IF_ERROR(round_if_vendor(x, n * d));
   RETURN_IF_ERROR(normalise(x, norm, d, n, x));
   RETURN_IF_ERROR(body(x, y));
+  stream_.begin_part("expand");
   RETURN_IF_ERROR(ops::cuda::mhc_expand(stream_, {y, rows.h, mix.post, mix.comb, rows.next, n, n_streams, d}));
   RETURN_IF_ERROR(round_if_vendor(rows.next, n * n_streams * d));
   std::swap(rows.h, rows.next);
@@ -119,6 +122,7 @@ Status Run::moe(const DeviceMoe& w, int64_t n_active, const float* x, int64_t n_
   const int64_t d = config_.d_model, n_slots = n_rows * n_active;
   const float limit = static_cast<float>(config_.swiglu_limit);
   const bool is_vendor = numerics_ == Numerics::kVendor;
+  stream_.begin_part("router");
   ASSIGN_OR_RETURN(const float* logits, project(w.gate, x, n_rows, Rounding::kNone));
   ops::RouterParams r;
   r.logits = logits;
@@ -143,6 +147,7 @@ Status Run::moe(const DeviceMoe& w, int64_t n_active, const float* x, int64_t n_
     RETURN_IF_ERROR(ops::cuda::fake_quant(stream_, {quantised, n_rows, d, ops::FakeQuantFormat::kAct}));
     in = quantised;
   }
+  stream_.begin_part("experts");
   const int64_t d_ff = w.shared_w1.out;
   codec::cuda::ExpertsProductParams p;
   p.ids = r.ids;
@@ -177,6 +182,7 @@ Status Run::moe(const DeviceMoe& w, int64_t n_active, const float* x, int64_t n_
   RETURN_IF_ERROR(codec::cuda::multiply_expert_rows(stream_, p));
   RETURN_IF_ERROR(round_if_vendor(outputs, n_slots * d));
 
+  stream_.begin_part("shared expert");
   ASSIGN_OR_RETURN(const float* shared_up, project(w.shared_w3, x, n_rows, Rounding::kActQuant));
   ASSIGN_OR_RETURN(float* shared_gate, project(w.shared_w1, x, n_rows, Rounding::kActQuant));
   RETURN_IF_ERROR(ops::cuda::swiglu(stream_, {shared_gate, shared_up, nullptr, shared_gate, n_rows, d_ff, limit}));

@@ -10,6 +10,7 @@ namespace espalier::cuda {
 
 Result<Run::Queries> Run::make_queries(const DeviceAttention& w, const int64_t* positions, const float* x, int64_t n_rows) {
   Queries out;
+  stream_.begin_part("queries");
   ASSIGN_OR_RETURN(out.qr, project(w.wq_a, x, n_rows, Rounding::kActQuant));
   RETURN_IF_ERROR(normalise(out.qr, w.q_norm, w.wq_a.out, n_rows, out.qr));
   ASSIGN_OR_RETURN(out.q, project(w.wq_b, out.qr, n_rows, Rounding::kActQuant));
@@ -19,6 +20,7 @@ Result<Run::Queries> Run::make_queries(const DeviceAttention& w, const int64_t* 
 
 Result<float*> Run::make_window_keys(const DeviceAttention& w, const int64_t* positions, const float* x, int64_t n_rows) {
   const int64_t dim = config_.head_dim;
+  stream_.begin_part("window keys");
   ASSIGN_OR_RETURN(float* kv, project(w.wkv, x, n_rows, Rounding::kActQuant));
   RETURN_IF_ERROR(normalise(kv, w.kv_norm, dim, n_rows, kv));
   RETURN_IF_ERROR(rotate(w, positions, n_rows, 1, dim, false, kv));
@@ -46,6 +48,7 @@ Result<float*> Run::attend(const DeviceAttention& w, const float* q, const float
 
 Status Run::project_output(const DeviceAttention& w, const int64_t* positions, float* o, int64_t n_rows, float* y) {
   const Config& c = config_;
+  stream_.begin_part("attention out");
   RETURN_IF_ERROR(rotate(w, positions, n_rows, c.n_heads, c.head_dim, true, o));
   const int64_t width = c.n_heads * c.head_dim, group_in = c.n_heads / c.o_groups * c.head_dim, concat = c.o_groups * c.o_lora_rank;
   ASSIGN_OR_RETURN(float* parts, workspace_.take<float>(n_rows * concat));
@@ -64,6 +67,7 @@ Status Run::layer_attention(const DeviceAttention& w, int layer, SequenceCache& 
   if (c.is_index_source(layer)) RETURN_IF_ERROR(select_entries(w, layer, cache, rows, x, queries.qr));
 
   const bool is_compressed = c.ratio(layer) > 0;
+  stream_.begin_part("attention");
   KeyListParams p;
   p.window = {own, cache.window(layer), start, cache.n_slots, c.head_dim};
   p.window_size = c.window;
@@ -115,6 +119,7 @@ Result<float*> Run::make_latents(const DeviceCompressor& w, int64_t ratio, Compr
 Status Run::compress(const DeviceAttention& w, int layer, SequenceCache& cache, const DeviceRows& rows, const float* x) {
   const Config& c = config_;
   const int64_t ratio = c.ratio(layer), first = rows.start / ratio, n_new = (rows.start + rows.n) / ratio - first;
+  stream_.begin_part("compressor");
   CompressedRows& to = cache.compressed[static_cast<size_t>(layer)];
   RETURN_IF_ERROR(cache.reserve(stream_, c, to, first + n_new));
   ASSIGN_OR_RETURN(float* latents, make_latents(*w.compressor, ratio, to, rows, x, n_new));
@@ -138,6 +143,7 @@ Status Run::select_entries(const DeviceAttention& w, int layer, SequenceCache& c
   const Config& c = config_;
   const int64_t n = rows.n, ratio = c.ratio(layer), max_visible = (rows.start + n) / ratio;
   const CompressedRows& from = cache.compressed[static_cast<size_t>(c.kv_source_of(layer))];
+  stream_.begin_part("index");
   ASSIGN_OR_RETURN(float* queries, project(w.indexer->wq_b, qr, n, Rounding::kActQuant));
   RETURN_IF_ERROR(rotate(w, rows.positions, n, c.index_n_heads, c.index_head_dim, false, queries));
   if (numerics_ != Numerics::kFull) {
