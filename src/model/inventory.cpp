@@ -53,6 +53,7 @@ class Inventories {
     out_.n_files = static_cast<int64_t>(index_.files().size());
     count_matrices();
     count_rest();
+    note_options_of_ours();
     out_.bpw_routed_stored = routed_.mean();
     out_.bpw_card = card_.mean();
     read_frequencies(metadata);
@@ -91,6 +92,21 @@ class Inventories {
     if (m.expert >= 0) out_.expert_bits[m.block][static_cast<size_t>(m.expert)] += k2 / 2.0 / 3;
     if (part == "routed") routed_.add(k2 / 2.0, weights);
     if (part != "head" && part != "drafter") card_.add(k2 / 2.0, weights);
+  }
+
+  // What a pack may hold here and in few other readers.
+  void note_options_of_ours() {
+    int64_t half_steps = 0;
+    for (const auto& [part, counts] : out_.widths) {
+      for (const auto& [k2, count] : counts) half_steps += k2 % 2 == 1 ? count : 0;
+    }
+    if (half_steps > 0) {
+      out_.notes.push_back(std::to_string(half_steps) + " matrices have half-step widths: ours only, besides exllamav3 1.6 with mul1");
+    }
+    const auto routed = out_.native.find("routed");
+    if (out_.n_exl3 > 0 && routed != out_.native.end() && routed->second.count("mxfp4") != 0) {
+      out_.notes.push_back(std::to_string(routed->second.at("mxfp4")) + " routed expert matrices are native MXFP4: ours only");
+    }
   }
 
   void count_rest() {

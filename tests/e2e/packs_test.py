@@ -588,6 +588,10 @@ class Making(Packs):
         self.assertEqual(stored["layers.0.ffn.experts.1.w2.trellis"][1][2], 40)  # b: 2.5 bits
         inspected = result("inspect", pack)
         self.assertEqual(inspected["native"]["routed"], {"mxfp4": 3})
+        halves = sum(t[1][2] % 16 == 8 for n, t in stored.items() if n.endswith(".trellis"))
+        self.assertEqual([note for note in inspected["notes"] if "ours only" in note],
+                         [f"{halves} matrices have half-step widths: ours only, besides exllamav3 1.6 with mul1",
+                          "3 routed expert matrices are native MXFP4: ours only"])
         self.assertEqual(inspected["widths_by_layer"]["layers.1.ffn.experts.w2"], {"3": n - 1})
         self.assertIsNotNone(inspected["bpw"]["routed_read"])
         answers = [result("generate", p, "--prompt", "The capital", "--max-tokens", "8")["token_ids"] for p in (pack, self.converted_from(pack))]

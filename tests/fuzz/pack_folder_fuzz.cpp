@@ -1,6 +1,6 @@
 // module: model
-// Any bytes given as the index, config.json, quantization_config.json, the plan or the tensorfold layout's facts of a folder end in
-// findings or a message. The first byte chooses the file; the folder has one shard, two empty ones and a fixed config.
+// Any bytes given as the index, config.json, quantization_config.json, the plan, the tensorfold layout's facts or run.json of a folder
+// end in findings or a message. The first byte chooses the file; the folder has one shard, two empty ones and a fixed config.
 #include <unistd.h>
 
 #include <cstddef>
@@ -57,11 +57,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const std::string_view text(reinterpret_cast<const char*>(data) + 1, size - 1);
   std::error_code ec;
-  for (const char* name : {"model.safetensors.index.json", "quantization_config.json", "exl3_moe_plan.json", espalier::kFactsFile}) {
+  for (const char* name : {"model.safetensors.index.json", "quantization_config.json", "exl3_moe_plan.json", "run.json",
+                           espalier::kFactsFile}) {
     fs::remove(folder.path / name, ec);
   }
   folder.put("config.json", R"({"quantization_config":{"quant_method":"exl3","codebook":"mul1"}})");
-  switch (data[0] % 5) {
+  switch (data[0] % 6) {
     case 0:
       folder.put("model.safetensors.index.json", text);
       break;
@@ -73,6 +74,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       break;
     case 3:
       folder.put("exl3_moe_plan.json", text);
+      break;
+    case 4:
+      folder.put("run.json", text);
       break;
     default:
       folder.put("config.json", "{}");
