@@ -1,4 +1,5 @@
 // module: model
+// mutations: 10000
 // Any bytes given as the index, config.json, quantization_config.json, the plan, the tensorfold layout's facts or run.json of a folder
 // end in findings or a message. The first byte chooses the file; the folder has one shard, two empty ones and a fixed config.
 #include <unistd.h>
