@@ -12,6 +12,9 @@ say "sanitizers: address, undefined behaviour"
 cmake --preset asan -DESPALIER_ORACLE_PYTHON="$oracle" >/dev/null
 cmake --build --preset asan
 ctest --preset asan -j "$(nproc)" -LE 'e2e|pocket'
+say "damaged packs before the sanitized program"
+ESPALIER_BIN="$PWD/build/asan/espalier" ESPALIER_MAKER="$PWD/build/release/espalier" ESPALIER_SOURCE_DIR="$PWD" \
+  /usr/bin/python3 tests/e2e/packs_test.py Damage Conversion Making.test_plans_that_do_not_fit Making.test_inputs_that_are_not_those_of_the_run
 
 say "the openai client against a real server"
 "$oracle" -m pip install -q --disable-pip-version-check openai==1.109.1

@@ -3,7 +3,8 @@
 One pack of a small checkpoint is encoded once. Oracles: an independent parse of every shard (small_checkpoint.py) and sha256sum;
 tests/oracle/packs_oracle.py has the official safetensors library and exllamav3 read such packs, quantize_pocket_test.py has a pack of the
 pocket model go through all layouts.
-ESPALIER_POCKET_FULL=1 uses the bundled pocket model instead of the small checkpoint. Environment: ESPALIER_BIN, ESPALIER_SOURCE_DIR.
+ESPALIER_POCKET_FULL=1 uses the bundled pocket model instead of the small checkpoint. Environment: ESPALIER_BIN, ESPALIER_SOURCE_DIR;
+ESPALIER_MAKER: another build that encodes the pack (a sanitized one takes minutes for what a release build does in seconds).
 """
 import hashlib
 import json
@@ -19,18 +20,19 @@ import unittest
 import small_checkpoint as small
 
 BIN = os.environ["ESPALIER_BIN"]
+MAKER = os.environ.get("ESPALIER_MAKER", BIN)
 SOURCE = pathlib.Path(os.environ["ESPALIER_SOURCE_DIR"])
 GOLDEN = SOURCE / "tests/golden/model/tiny-a"
 FULL = os.environ.get("ESPALIER_POCKET_FULL") == "1"
 LAYOUTS = ("exllamav3", "vllm", "tensorfold")
 
 
-def run(*arguments):
-    return subprocess.run([BIN, *map(str, arguments)], capture_output=True, text=True, timeout=900)
+def run(*arguments, program=BIN):
+    return subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, timeout=900)
 
 
-def result(*arguments, code=0):
-    r = run(*arguments, "--json", "--quiet")
+def result(*arguments, code=0, program=BIN):
+    r = run(*arguments, "--json", "--quiet", program=program)
     assert r.returncode == code, f"{arguments}: exit code {r.returncode}: {r.stderr}{r.stdout}"
     return json.loads(r.stdout)
 
@@ -56,13 +58,14 @@ def setUpModule():
     if FULL:
         Shared.model = SOURCE / "models/pocket"
         Shared.data = Shared.model / "data/calibration.jsonl"
-        result("quantize", Shared.model, "--bits", "3", "--head-bits", "4", "--data", Shared.data, "--rows", "8", "--out", Shared.b)
+        result("quantize", Shared.model, "--bits", "3", "--head-bits", "4", "--data", Shared.data, "--rows", "8", "--out", Shared.b,
+               program=MAKER)
         return
     Shared.model = small.write_checkpoint(GOLDEN, root / "model")
     Shared.data = root / "data.jsonl"
     Shared.data.write_text("".join(small.data_line(f"r{i}", small.token_row(i, n), "ab"[i % 2]) for i, n in enumerate([64, 33])))
     result("quantize", Shared.model, "--bits", "2", "--dense-bits", "3", "--head-bits", "4", "--drafter-bits", "2.5", "--data", Shared.data,
-           "--out", Shared.b)
+           "--out", Shared.b, program=MAKER)
 
 
 class Packs(unittest.TestCase):
