@@ -230,6 +230,16 @@ class Plan(unittest.TestCase):
             self.assertEqual(done.stderr.count("\n"), 1)
             self.assertFalse((self.tables.folder / "no.json").exists())
 
+    def test_inputs_are_never_overwritten(self):
+        before = (self.tables.folder / "S.json").read_bytes()
+        done = run(*self.tables.args("S.json", "--bpw", "2.8"))
+        self.assertIn(done.returncode, (2, 3), done.stderr)
+        self.assertEqual((self.tables.folder / "S.json").read_bytes(), before)
+        (self.tables.folder / "report").mkdir()
+        done = run(*self.tables.args("P.json", "--bpw", "2.8", "--report", self.tables.folder / "report"))
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertFalse((self.tables.folder / "P.json").exists())
+
     def test_tables_that_do_not_belong_together_are_refused(self):
         self.tables.table["routing_sha256"] = "0" * 64
         self.tables.write()

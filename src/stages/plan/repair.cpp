@@ -32,6 +32,12 @@ Repair::Repair(const AllocationProblem& problem, const Hulls& hulls, const DualP
                                                                            : static_cast<ReadBits>(limits.reads);
   }
   for (double& g : guard_limits_) g -= kGuardRoom * std::abs(g);
+  smallest_step_ = std::numeric_limits<int64_t>::max();
+  for (size_t i = 0; i < hulls.n_items(); ++i) {
+    for (size_t k = 1; k < hulls.n_points(i); ++k) {
+      smallest_step_ = std::min(smallest_step_, hulls.at(i, k).half_bits - hulls.at(i, k - 1).half_bits);
+    }
+  }
 }
 
 Repair::Move Repair::move(size_t item, int to) const {
@@ -177,6 +183,7 @@ bool Repair::step_both_ways(double before) {
 }
 
 void Repair::fill() {
+  if (storage_limit_ - half_bits_ < smallest_step_) return;
   struct Step {
     double rate;
     size_t item;

@@ -48,6 +48,7 @@ class Repair {
   const Hulls& hulls_;
   const DualPrices& prices_;
   int64_t storage_limit_;
+  int64_t smallest_step_ = 0;  // of any item, half bits
   bool has_reads_;
   ReadBits read_limit_;
   std::vector<double> guard_limits_;

@@ -180,6 +180,37 @@ TEST(Allocation, golden_instance_gives_every_published_row) {
   }
 }
 
+TEST(Allocation, wrong_sensitivities_cost_what_was_published) {
+  // Source: quality.md 3.4: plans made from importance times exp(noise), judged by the true importance, over the
+  // optimum; 2.70 bits, no cap. Columns: sd of the layers' and of the experts' log-errors. Layers are few: the mean of
+  // ten draws is compared.
+  struct Row {
+    double layer_sd, expert_sd, published;
+    int draws;
+    double tolerance;
+  };
+  const GoldenInstance golden;
+  const AllocationProblem truth = golden.problem(2.7, std::nullopt);
+  const double best = allocate(truth)->use.objective;
+  for (const Row& row : {Row{0, 0.3, 1.04, 1, 0.01}, Row{0, 0.6, 1.14, 1, 0.015}, Row{0, 1.0, 1.36, 1, 0.03},
+                         Row{0.3, 0.3, 1.07, 10, 0.02}}) {
+    double sum = 0;
+    for (int draw = 0; draw < row.draws; ++draw) {
+      const CounterRng rng(static_cast<uint64_t>(draw), "wrong sensitivities");
+      const auto normal = [&](uint64_t i) { return normal_quantile(std::clamp(rng.uniform(i), 1e-9, 1 - 1e-9)); };
+      AllocationProblem p = truth;
+      for (size_t i = 0; i < p.slopes.size(); ++i) {
+        p.slopes[i] *=
+            std::exp(row.layer_sd * normal(1'000'000 + i / GoldenInstance::kExperts) + row.expert_sd * normal(i));
+      }
+      const auto plan = allocate(p);
+      ASSERT_TRUE(plan.ok());
+      sum += allocation_use(truth, plan->choice).objective / best;
+    }
+    EXPECT_NEAR(sum / row.draws, row.published, row.tolerance) << row.layer_sd << " / " << row.expert_sd;
+  }
+}
+
 TEST(Allocation, more_budget_never_predicts_more_and_the_gap_stays_small) {
   const GoldenInstance golden;
   double before = std::numeric_limits<double>::infinity(), bound_before = before;
