@@ -16,7 +16,7 @@ for target in "${targets[@]}"; do
   seeds=()
   [ -d "$source_dir/tests/fuzz/corpus/$name" ] && seeds=("$source_dir/tests/fuzz/corpus/$name")
   program=$(find "$build" -name "$target" -type f -perm -u+x | head -1)
-  if (cd "$work" && "$program" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=4096 -print_final_stats=1 "$work" "${seeds[@]}") >"$logs/$name.log" 2>&1; then
+  if (cd "$work" && "$program" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=4096 -print_final_stats=1 -print_funcs=0 "$work" "${seeds[@]}") >"$logs/$name.log" 2>&1; then
     echo "$name: clean, $(grep -o 'number_of_executed_units: [0-9]*' "$logs/$name.log" | cut -d' ' -f2) inputs in $seconds s"
   else
     echo "$name: FAILED, see $logs/$name.log"

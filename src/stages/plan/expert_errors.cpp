@@ -9,7 +9,9 @@ namespace {
 constexpr double kSuperWeight = 0.5;  // domains that can make an expert a super expert; quality.md 2.3
 
 Status known_domains(const PlanInputs& inputs, const std::map<std::string, double>& given, const char* flag) {
-  for (const auto& [name, value] : given) {
+  for (const auto& entry : given) {
+    const std::string& name = entry.first;
+    const double value = entry.second;
     const auto& domains = inputs.table.domains;
     const bool is_known =
         std::any_of(domains.begin(), domains.end(), [&](const SensitivityDomain& d) { return d.name == name; });
