@@ -30,8 +30,11 @@ CLI::App* CommandTable::add_to(CLI::App* group, const std::string& name, const s
   app->add_option("--seed", common_.seed, "Seed of everything random")
       ->check(CLI::Validator(
           [](std::string& text) {
-            return text.find('-') == std::string::npos ? std::string()
-                                                       : "expected a whole number of at least 0, found '" + text + "'";
+            uint64_t seed = 0;  // the library takes what is too large for the largest number
+            const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seed);
+            return error == std::errc() && end == text.data() + text.size()
+                       ? std::string()
+                       : "expected a whole number from 0 to 18446744073709551615, found '" + text + "'";
           },
           ""))
       ->group("Common");

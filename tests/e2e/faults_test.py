@@ -67,6 +67,7 @@ class Faults(unittest.TestCase):
     def test_numbers_that_are_not_numbers_and_folders_that_are_not_there(self):
         self.run_shell('"$BIN" generate "$TINY" --prompt a --max-tokens 1 --temperature nan', 2, "NaN")
         self.run_shell('"$BIN" inspect "$TINY" --engram /nonexistent', 3, "/nonexistent")
+        self.run_shell('"$BIN" inspect "$TINY" --seed 18446744073709551616', 2, "18446744073709551615")
 
 
 if __name__ == "__main__":
