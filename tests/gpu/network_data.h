@@ -5,7 +5,9 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <map>
+#include <nlohmann/json.hpp>
 
 #include "format/tensor_index.h"
 #include "model/cuda/network.h"
@@ -51,15 +53,25 @@ inline std::vector<float> device_logits(const std::shared_ptr<const DeviceModel>
 // The tiny checkpoint with every matrix that can be one replaced by a random EXL3 matrix, of all widths in turn.
 class RandomPack {
  public:
-  // only_mul1: all of the mul1 codebook, else all codebooks in turn.
-  explicit RandomPack(bool only_mul1) : dir_(std::filesystem::temp_directory_path() / ("espalier_gpu_pack_" + std::to_string(getpid()) + (only_mul1 ? "_mul1" : ""))) {
+  // only_mul1: all of the mul1 codebook, else all codebooks in turn. takes_all: every expert and every entry is used, so that nothing in the
+  // network is chosen and the logits are a continuous function of its matrices.
+  explicit RandomPack(bool only_mul1, bool takes_all = false)
+      : dir_(std::filesystem::temp_directory_path() /
+             ("espalier_gpu_pack_" + std::to_string(getpid()) + (only_mul1 ? "_mul1" : "") + (takes_all ? "_all" : ""))) {
     namespace fs = std::filesystem;
     const std::string from = golden_dir() + "/tiny-a";
     fs::remove_all(dir_);
     fs::create_directories(dir_);
-    for (const char* f : {"config.json", "tokenizer.json"}) fs::copy_file(from + "/" + f, dir_ / f);
+    fs::copy_file(from + "/tokenizer.json", dir_ / "tokenizer.json");
+    nlohmann::json json = nlohmann::json::parse(std::ifstream(from + "/config.json"));
+    if (takes_all) {
+      nlohmann::json& text = json["text_config"];
+      text["num_experts_per_tok"] = text["n_routed_experts"];
+      text["index_topk"] = text["candidate_topk_blocks"] = 1024;
+    }
+    std::ofstream(dir_ / "config.json") << json;
     const TensorIndex index = taken(TensorIndex::open(from));
-    const Config config = taken(load_config(from));
+    const Config config = taken(load_config(dir_.string()));
     std::map<std::string, ConstView> tensors;
     for (const std::string& name : index.names()) tensors[name] = *index.find(name);
     std::vector<codec::Exl3Tensor> owned;

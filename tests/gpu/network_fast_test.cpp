@@ -48,13 +48,39 @@ TEST(NetworkCudaFast, calls_and_chunks_of_any_size_give_the_same_bits) {
   }
 }
 
-// Without the cache formats, whose codes and with them selections flip on a last bit.
+// A product in integers is within 4e-4 (codec/cuda/product.h, experts.h); from an id to a logit there are at most so many in series, whose errors
+// have nothing to do with each other: six in a layer (wq_a, wq_b, wo_a, wo_b, gate or up, down), one of every Engram layer, the head.
+double bound_of_logits(const Config& c) {
+  return 4e-4 * std::sqrt(6.0 * c.n_layers + static_cast<double>(c.engram.layers.size()) + 1);
+}
+
+// Where nothing is chosen: one expert or entry instead of another changes a token by more than all roundings. Without the cache formats, whose
+// codes flip on a last bit.
 TEST(NetworkCudaFast, logits_are_near_those_of_the_cpu) {
-  for (const auto& [dir, bound] : {std::pair{golden_dir() + "/tiny-a", 1e-4}, std::pair{mul1_pack().dir(), 2e-2}}) {
+  const RandomPack mul1(true, true), mixed(false, true);
+  for (const std::string& dir : {golden_dir() + "/tiny-a", mul1.dir(), mixed.dir()}) {
     const auto model = load(dir, Products::kInt8Residual);
     const std::vector<int32_t> ids = some_ids(60, model->config().vocab);
+    const bool is_native = dir == golden_dir() + "/tiny-a";  // its products are fp32 in another order
+    const double bound = is_native ? 1e-4 : bound_of_logits(model->config());
     EXPECT_LT(relative_error(device_logits(model, ids, Numerics::kFull, 1000), cpu_logits(dir, ids, Numerics::kFull)), bound) << dir;
   }
+}
+
+// Where experts and entries are chosen, most tokens get the same ones.
+TEST(NetworkCudaFast, most_tokens_keep_their_experts_and_entries) {
+  const std::string dir = mul1_pack().dir();
+  const auto model = load(dir, Products::kInt8Residual);
+  const std::vector<int32_t> ids = some_ids(60, model->config().vocab);
+  const std::vector<float> got = device_logits(model, ids, Numerics::kFull, 1000), expected = cpu_logits(dir, ids, Numerics::kFull);
+  ASSERT_EQ(got.size(), expected.size());
+  const auto row = [&](const std::vector<float>& of, size_t t) {
+    const auto begin = of.begin() + static_cast<std::ptrdiff_t>(t * of.size() / ids.size());
+    return std::vector<float>(begin, begin + static_cast<std::ptrdiff_t>(of.size() / ids.size()));
+  };
+  size_t n_near = 0;
+  for (size_t t = 0; t < ids.size(); ++t) n_near += relative_error(row(got, t), row(expected, t)) < bound_of_logits(model->config()) ? 1 : 0;
+  EXPECT_GE(n_near, ids.size() * 3 / 4);
 }
 
 TEST(NetworkCudaFast, a_pack_of_several_codebooks_runs_too) {
@@ -62,8 +88,8 @@ TEST(NetworkCudaFast, a_pack_of_several_codebooks_runs_too) {
   const auto model = load(pack.dir(), Products::kInt8Residual);
   const std::vector<int32_t> ids = some_ids(60, model->config().vocab);
   const std::vector<float> whole = device_logits(model, ids, Numerics::kFull, 1000);
-  EXPECT_LT(relative_error(whole, cpu_logits(pack.dir(), ids, Numerics::kFull)), 2e-2);
   EXPECT_EQ(bit_differences(device_logits(model, ids, Numerics::kFull, 3), whole), "");
+  EXPECT_EQ(bit_differences(device_logits(model, ids, Numerics::kFull, 1), whole), "");
 }
 
 TEST(NetworkCudaFast, drafts_do_not_depend_on_how_the_rows_were_fed) {

@@ -72,7 +72,8 @@ Status Run::project_output(const DeviceAttention& w, const int64_t* positions, f
   RETURN_IF_ERROR(rotate(w, positions, n_rows, c.n_heads, c.head_dim, true, o));
   const int64_t width = c.n_heads * c.head_dim, group_in = c.n_heads / c.o_groups * c.head_dim, concat = c.o_groups * c.o_lora_rank;
   ASSIGN_OR_RETURN(float* parts, workspace_.take<float>(n_rows * concat));
-  if (is_in_integers(w.wo_a[0])) {  // its rows lie together: groups become the outer dimension, and rows again
+  const bool needs_rows_together = std::any_of(w.wo_a.begin(), w.wo_a.end(), [&](const DeviceWeight& group) { return is_in_integers(group); });
+  if (needs_rows_together) {  // groups become the outer dimension, and rows again
     float *by_group = o, *out = parts;
     if (n_rows > 1) {
       ASSIGN_OR_RETURN(by_group, workspace_.take<float>(n_rows * width));
