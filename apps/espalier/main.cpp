@@ -23,6 +23,7 @@ void add_inspect(CommandTable&);
 void add_convert(CommandTable&);
 void add_verify(CommandTable&);
 void add_plan(CommandTable&);
+void add_library(CommandTable&);
 
 namespace {
 
@@ -72,6 +73,7 @@ int run(int argc, char** argv) {
   add_exl3(table);
 #endif
 #ifdef ESPALIER_HAS_PLAN
+  add_library(table);
   add_plan(table);
 #endif
 #ifdef ESPALIER_HAS_QUANTIZE
