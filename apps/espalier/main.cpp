@@ -24,6 +24,7 @@ void add_convert(CommandTable&);
 void add_verify(CommandTable&);
 void add_plan(CommandTable&);
 void add_library(CommandTable&);
+void add_sensitivity(CommandTable&);
 
 namespace {
 
@@ -72,8 +73,13 @@ int run(int argc, char** argv) {
 #ifdef ESPALIER_HAS_EXL3
   add_exl3(table);
 #endif
-#ifdef ESPALIER_HAS_PLAN
+#ifdef ESPALIER_HAS_LIBRARY
   add_library(table);
+#endif
+#ifdef ESPALIER_HAS_SENSITIVITY
+  add_sensitivity(table);
+#endif
+#ifdef ESPALIER_HAS_PLAN
   add_plan(table);
 #endif
 #ifdef ESPALIER_HAS_QUANTIZE
