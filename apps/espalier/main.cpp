@@ -23,8 +23,8 @@ void add_inspect(CommandTable&);
 void add_convert(CommandTable&);
 void add_verify(CommandTable&);
 void add_plan(CommandTable&);
-void add_library(CommandTable&);
-void add_sensitivity(CommandTable&);
+void add_calibrate(CommandTable&);
+void add_panel(CommandTable&);
 
 namespace {
 
@@ -73,11 +73,11 @@ int run(int argc, char** argv) {
 #ifdef ESPALIER_HAS_EXL3
   add_exl3(table);
 #endif
-#ifdef ESPALIER_HAS_LIBRARY
-  add_library(table);
+#ifdef ESPALIER_HAS_CALIBRATE
+  add_calibrate(table);
 #endif
-#ifdef ESPALIER_HAS_SENSITIVITY
-  add_sensitivity(table);
+#ifdef ESPALIER_HAS_PANEL
+  add_panel(table);
 #endif
 #ifdef ESPALIER_HAS_PLAN
   add_plan(table);

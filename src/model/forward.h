@@ -43,6 +43,12 @@ class LayerObserver {
                          const int32_t* ids, const float* weights, int64_t n_active) {
     (void)block_prefix, (void)x, (void)n_rows, (void)d_model, (void)ids, (void)weights, (void)n_active;
   }
+  // What they made of those rows, right after moe_input: outputs [n_rows, n_active, D] in the order of its ids, routing
+  // weight included. Their sum over n_active is the routed part of the sub-layer's output.
+  virtual void expert_outputs(std::string_view block_prefix, const float* outputs, int64_t n_rows, int64_t n_active,
+                              int64_t d_model) {
+    (void)block_prefix, (void)outputs, (void)n_rows, (void)n_active, (void)d_model;
+  }
   // Named intermediate values for comparisons with recorded references: "attn.in", "attn.out", "ffn.in", "ffn.out",
   // "hc.attn_pre", "hc.attn_post", "hc.attn_comb" (and ffn_), "stream.out", "engram.out", "router.scores", "core.q",
   // "core.o" and "hidden" (block -1, after the final norm), as [n_rows, cols] f32.

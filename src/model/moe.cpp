@@ -163,6 +163,7 @@ void run_moe(const CallContext& context, const MoeWeights& weights, int block, c
   } else {
     for (const ExpertRows& rows : used) run_expert(rows);
   }
+  if (context.observer != nullptr) context.observer->expert_outputs(prefix, outputs.data(), n_rows, n_active, d);
 
   std::vector<float> z(static_cast<size_t>(n_rows * weights.shared.w1.out()));
   if (context.observer != nullptr) {

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "base/check.h"
 #include "base/hash.h"
 #include "format/json.h"
 #include "format/safetensors.h"
@@ -15,6 +16,16 @@ namespace {
 
 // A measured frequency is a ratio of counts kept in fp32.
 constexpr double kRounding = 1e-3;
+constexpr char kDrafterPrefix[] = "drafter_";
+constexpr double kMostTokens = 1e15;  // exact in fp64
+constexpr double kMostEnergy = 1e300;
+
+template <typename T>
+constexpr DType kTypeOf = DType::kF32;
+template <>
+constexpr DType kTypeOf<double> = DType::kF64;
+template <>
+constexpr DType kTypeOf<int64_t> = DType::kI64;
 
 class Arrays {
  public:
@@ -40,25 +51,30 @@ class Arrays {
     return value;
   }
 
-  Status take(const char* name, const Shape& shape, bool is_required, std::vector<float>& out) const {
+  bool has(const std::string& name) const { return file_.find(name) != nullptr; }
+
+  template <typename T>
+  Status take(const std::string& name, const Shape& shape, bool is_required, std::vector<T>& out) const {
     const TensorEntry* entry = file_.find(name);
     if (entry == nullptr) return is_required ? data_loss(where_ + ": array '" + name + "' is missing") : ok_status();
-    if (entry->dtype != DType::kF32 || entry->shape != shape) {
-      return data_loss(where_ + ": array '" + name + "': expected F32 " + shape_text(shape) + ", found " +
-                       std::string(dtype_name(entry->dtype)) + " " + shape_text(entry->shape));
+    if (entry->dtype != kTypeOf<T> || entry->shape != shape) {
+      return data_loss(where_ + ": array '" + name + "': expected " + std::string(dtype_name(kTypeOf<T>)) + " " +
+                       shape_text(shape) + ", found " + std::string(dtype_name(entry->dtype)) + " " +
+                       shape_text(entry->shape));
     }
-    out.resize(static_cast<size_t>(entry->size_bytes() / sizeof(float)));
-    if (!out.empty()) std::memcpy(out.data(), file_.view(*entry).data, out.size() * sizeof(float));
+    out.resize(static_cast<size_t>(entry->size_bytes() / sizeof(T)));
+    if (!out.empty()) std::memcpy(out.data(), file_.view(*entry).data, out.size() * sizeof(T));
     return ok_status();
   }
 
-  Status range(const char* name, const std::vector<float>& values, double high, bool may_be_missing) const {
+  template <typename T>
+  Status range(const std::string& name, const std::vector<T>& values, double high, bool may_be_missing) const {
     for (size_t i = 0; i < values.size(); ++i) {
-      if (may_be_missing && std::isnan(values[i])) continue;
-      if (!(values[i] >= 0) || !(values[i] <= high)) {
+      const auto value = static_cast<double>(values[i]);
+      if (may_be_missing && std::isnan(value)) continue;
+      if (!(value >= 0) || !(value <= high)) {
         char text[96];
-        std::snprintf(text, sizeof text, ": expected 0 to %g, found %g at index %zu", high,
-                      static_cast<double>(values[i]), i);
+        std::snprintf(text, sizeof text, ": expected 0 to %g, found %g at index %zu", high, value, i);
         return data_loss(where_ + ": array '" + name + "'" + text);
       }
     }
@@ -83,6 +99,41 @@ Status check_reads(const Arrays& arrays, const char* name, const std::vector<flo
     }
   }
   return ok_status();
+}
+
+// One entry per array of RoutingCounts: its name, its values, whether it has an axis of experts, and the largest value.
+template <typename Counts, typename Visit>
+Status for_each_array(Counts& c, const Visit& visit) {
+  RETURN_IF_ERROR(visit("tokens", c.tokens, true, kMostTokens));
+  RETURN_IF_ERROR(visit("weight", c.weight, true, kMostEnergy));
+  RETURN_IF_ERROR(visit("weight_square", c.weight_square, true, kMostEnergy));
+  RETURN_IF_ERROR(visit("energy", c.energy, true, kMostEnergy));
+  RETURN_IF_ERROR(visit("positions", c.positions, false, kMostTokens));
+  return visit("output_energy", c.output_energy, false, kMostEnergy);
+}
+
+Result<std::optional<RoutingCounts>> read_counts(const Arrays& arrays, const std::string& prefix, int64_t n_blocks,
+                                                 int64_t n_experts, int64_t n_domains) {
+  std::optional<RoutingCounts> out;
+  if (!arrays.has(prefix + "tokens")) return out;
+  out.emplace();
+  RETURN_IF_ERROR(for_each_array(*out, [&](const char* name, auto& values, bool by_expert, double high) {
+    const Shape shape = by_expert ? Shape{n_blocks, n_experts, n_domains} : Shape{n_blocks, n_domains};
+    RETURN_IF_ERROR(arrays.take(prefix + name, shape, true, values));
+    return arrays.range(prefix + name, values, high, false);
+  }));
+  return out;
+}
+
+void add_counts(const RoutingCounts& counts, const std::string& prefix, int64_t n_blocks, int64_t n_experts,
+                int64_t n_domains, std::vector<NamedView>& tensors) {
+  const Status status = for_each_array(counts, [&](const char* name, const auto& values, bool by_expert, double) {
+    using T = typename std::decay_t<decltype(values)>::value_type;
+    const Shape shape = by_expert ? Shape{n_blocks, n_experts, n_domains} : Shape{n_blocks, n_domains};
+    tensors.push_back({prefix + name, {values.data(), kTypeOf<T>, shape}});
+    return ok_status();
+  });
+  CHECK(status.ok());
 }
 
 std::map<std::string, std::string> with_schema(std::map<std::string, std::string> metadata, const char* schema) {
@@ -114,6 +165,10 @@ Result<RoutingStatistics> read_routing_statistics(const std::filesystem::path& p
   RETURN_IF_ERROR(arrays.range("share", out.share, 1e6, false));
   RETURN_IF_ERROR(check_reads(arrays, "reads_routed", out.reads_routed, config));
   RETURN_IF_ERROR(check_reads(arrays, "reads_served", out.reads_served, config));
+  const auto n_domains = static_cast<int64_t>(out.domains.size());
+  ASSIGN_OR_RETURN(out.counts, read_counts(arrays, "", config.n_layers, config.n_experts, n_domains));
+  ASSIGN_OR_RETURN(out.drafter_counts, read_counts(arrays, kDrafterPrefix, config.drafter.n_stages,
+                                                   config.drafter.n_experts, n_domains));
   out.metadata = file.metadata();
   ASSIGN_OR_RETURN(out.sha256, sha256_file_hex(path));
   return out;
@@ -146,10 +201,15 @@ Status write_routing_statistics(const std::filesystem::path& path, const Routing
   auto metadata = with_schema(s.metadata, kRoutingSchema);
   metadata["domains"] = dump_json(Json(s.domains));
   const Shape experts = {config.n_layers, config.n_experts};
-  std::vector<NamedView> tensors = {
-      {"share",
-       {s.share.data(), DType::kF32, {config.n_layers, config.n_experts, static_cast<int64_t>(s.domains.size())}}},
-      {"reads_routed", {s.reads_routed.data(), DType::kF32, experts}}};
+  const auto n_domains = static_cast<int64_t>(s.domains.size());
+  std::vector<NamedView> tensors;  // eight-byte types first: every array is aligned
+  if (s.counts) add_counts(*s.counts, "", config.n_layers, config.n_experts, n_domains, tensors);
+  if (s.drafter_counts) {
+    add_counts(*s.drafter_counts, kDrafterPrefix, config.drafter.n_stages, config.drafter.n_experts, n_domains,
+               tensors);
+  }
+  tensors.push_back({"share", {s.share.data(), DType::kF32, {config.n_layers, config.n_experts, n_domains}}});
+  tensors.push_back({"reads_routed", {s.reads_routed.data(), DType::kF32, experts}});
   if (!s.reads_served.empty()) tensors.push_back({"reads_served", {s.reads_served.data(), DType::kF32, experts}});
   return write_safetensors(path, tensors, metadata);
 }

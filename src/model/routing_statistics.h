@@ -23,12 +23,25 @@ inline constexpr char kErrorsSchema[] = "espalier-errors-1";
 inline constexpr char kRoutingFile[] = "routing.safetensors";
 inline constexpr char kErrorsFile[] = "errors.safetensors";
 
+// What shares and frequencies are quotients of: sums over tokens. [n_blocks, n_experts, n_domains] where nothing else is
+// said.
+struct RoutingCounts {
+  std::vector<int64_t> tokens;         // routed to the expert
+  std::vector<double> weight;          // sum of their routing weights g, routed scale included
+  std::vector<double> weight_square;   // sum of g^2
+  std::vector<double> energy;          // sum of g^2 |W2 h|^2
+  std::vector<int64_t> positions;      // [n_blocks, n_domains] tokens of the block
+  std::vector<double> output_energy;   // [n_blocks, n_domains] sum of |routed output|^2
+};
+
 struct RoutingStatistics {
   std::vector<std::string> domains;
   std::vector<float> share;  // [n_layers, n_experts, n_domains] of the layer's squared routed output, >= 0
   std::vector<float>
       reads_routed;  // [n_layers, n_experts] expected reads per token, in [0, 1]; a layer's sum is n_active
   std::vector<float> reads_served;              // the same with experts pruned as served; empty: not measured
+  std::optional<RoutingCounts> counts;          // of the backbone's layers
+  std::optional<RoutingCounts> drafter_counts;  // of the drafter's stages, by its own n_experts
   std::map<std::string, std::string> metadata;  // expert_top_p, min_experts, hashes of the inputs
   std::string sha256;                           // of the file; set by the reader
 };

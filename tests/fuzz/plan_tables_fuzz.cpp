@@ -55,6 +55,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       CHECK(again.ok()) << again.status().message();
       CHECK(again->domains == s->domains && is_same(again->share, s->share) &&
             is_same(again->reads_routed, s->reads_routed) && is_same(again->reads_served, s->reads_served));
+      CHECK(again->counts.has_value() == s->counts.has_value());
+      CHECK(!s->counts || (again->counts->tokens == s->counts->tokens && again->counts->energy == s->counts->energy));
       return 0;
     }
     case 1: {

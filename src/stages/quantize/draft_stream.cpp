@@ -82,10 +82,10 @@ Status DraftCalibration::observe_stage(const CallContext& context, const BlockWe
 }
 
 Status DraftCalibration::advance_stage(const CallContext& context, const BlockWeights& weights, int stage,
-                                       Progress& progress, double units) {
-  CallContext silent = context;
-  silent.observer = nullptr;
-  return run_stage(silent, weights, stage, true, progress, units);
+                                       Progress& progress, double units, LayerObserver* observer) {
+  CallContext observed = context;
+  observed.observer = observer;
+  return run_stage(observed, weights, stage, true, progress, units);
 }
 
 int64_t DraftCalibration::n_calls() const {

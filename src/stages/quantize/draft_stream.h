@@ -32,7 +32,7 @@ class DraftCalibration {
   Status observe_stage(const CallContext& context, const BlockWeights& weights, int stage, LayerObserver* observer,
                        Progress& progress, double units = 0);
   Status advance_stage(const CallContext& context, const BlockWeights& weights, int stage, Progress& progress,
-                       double units = 0);
+                       double units = 0, LayerObserver* observer = nullptr);
 
   int64_t n_calls() const;
 

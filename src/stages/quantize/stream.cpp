@@ -33,12 +33,12 @@ Status CalibrationStream::observe_layer(const CallContext& context, const BlockW
 }
 
 Status CalibrationStream::advance_layer(const CallContext& context, const BlockWeights& weights, int layer,
-                                        Progress& progress, double units) {
-  CallContext silent = context;
-  silent.observer = nullptr;
+                                        Progress& progress, double units, LayerObserver* observer) {
+  CallContext observed = context;
+  observed.observer = observer;
   for (CalibrationRow& row : rows_) {
     if (progress.is_cancelled()) return cancelled("stopped in layer " + std::to_string(layer));
-    RETURN_IF_ERROR(run_layer(silent, weights, layer, row.state, row.stream));
+    RETURN_IF_ERROR(run_layer(observed, weights, layer, row.state, row.stream));
     progress.advance(pass_units(row.stream.n_rows(), units));
   }
   return ok_status();

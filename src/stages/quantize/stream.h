@@ -29,9 +29,9 @@ class CalibrationStream {
   // units: progress units per token, see pass_units.
   Status observe_layer(const CallContext& context, const BlockWeights& weights, int layer, LayerObserver* observer,
                        Progress& progress, double units = 0);
-  // Runs every row through `weights` and keeps the outcome.
+  // Runs every row through `weights` and keeps the outcome; `observer`, when set, sees the inputs.
   Status advance_layer(const CallContext& context, const BlockWeights& weights, int layer, Progress& progress,
-                       double units = 0);
+                       double units = 0, LayerObserver* observer = nullptr);
   // Lets `observer` see the head's input for every row.
   Status observe_head(const CallContext& context, const GlobalWeights& globals, LayerObserver* observer,
                       Progress& progress, double units = 0);
