@@ -5,12 +5,13 @@
 // eigenvalues proportional to 1/(i+1) with mean 1 and eigenvectors of a random orthogonal matrix, here Q = B D1 B D2 B
 // with B a Hadamard transform over blocks that overlap and D random signs. Search: device time of 33,792 Gaussian
 // tiles, the least of two. Matrices: wall time of quantize_group_on_device without refit and without feedback along
-// outputs (as exllamav3), and with it; by part. Usage: bench_gpu_quantize [seconds per part are printed for K = 2 3 4 |
-// K...]
+// outputs (as exllamav3), and with it; by part; and group after group, the next prepared by another thread while the
+// device works on this one. Usage: bench_gpu_quantize [seconds per part are printed for K = 2 3 4 | K...]
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <future>
 #include <string>
 #include <vector>
 
@@ -124,35 +125,73 @@ void bench_search(device::Stream& stream, int k2) {
   std::fflush(stdout);
 }
 
-// Returns seconds a matrix.
-double bench_group(device::Stream& stream, const std::vector<float>& weights, int64_t n_members, const double* hessian,
-                   const char* kind, int k2, bool two_sided, ThreadPool& pool) {
+std::vector<GroupMember> members_of(const std::vector<float>& weights, int64_t n_members, const double* hessian) {
   std::vector<GroupMember> members;
   for (int64_t m = 0; m < n_members; ++m)
     members.push_back({weights.data() + m * kRows * kColumns, hessian, "matrix" + std::to_string(m)});
+  return members;
+}
+
+QuantizeOptions options_for(int k2, bool two_sided) {
   QuantizeOptions options;
   options.k2 = k2;
   options.refit_rounds = 0;
   options.two_sided = two_sided;
-  GroupTimes t;
-  const double start = now();
-  const auto results = value_of(quantize_group_on_device(stream, members, kRows, kColumns, options, pool, &t));
-  const double seconds = (now() - start) / static_cast<double>(n_members);
+  return options;
+}
+
+// What was measured, a matrix.
+void print_row(const std::string& what, int k2, bool two_sided, double seconds, const GroupTimes& t,
+               const std::vector<QuantizedMatrix>& results, int64_t n_matrices) {
   double error = 0, mse = 0;
   for (const QuantizedMatrix& r : results) {
-    error += r.true_error / static_cast<double>(n_members);
-    mse += r.relative_mse / static_cast<double>(n_members);
+    error += r.true_error / static_cast<double>(results.size());
+    mse += r.relative_mse / static_cast<double>(results.size());
   }
-  const double each = 1.0 / static_cast<double>(n_members);
-  std::printf(
-      "matrix  K=%-3s  %ld of 5120x2304, %-8s %s  %.3f s each: scales %.3f, upload %.3f, factor %.3f, LDLQ and search "
-      "%.3f, "
-      "measure %.3f  true error %.6f  relative mse %.6f  fp32 again %.2f %%\n",
-      width_text(k2).c_str(), static_cast<long>(n_members), kind, two_sided ? "two-sided" : "one-sided", seconds,
-      t.scales * each, t.upload * each, t.factor * each, t.search * each, t.measure * each, error, mse,
-      100.0 * static_cast<double>(t.n_float_tiles) * kTileSize * each / (kRows * kColumns));
+  const double each = 1.0 / static_cast<double>(n_matrices);
+  std::printf("matrix  K=%-3s  %s %s  %.3f s each: scales %.3f, upload %.3f, factor %.3f, LDLQ and search %.3f, measure %.3f"
+              "  true error %.6f  relative mse %.6f  fp32 again %.2f %%\n",
+              width_text(k2).c_str(), what.c_str(), two_sided ? "two-sided" : "one-sided", seconds * each, t.scales * each,
+              t.upload * each, t.factor * each, t.search * each, t.measure * each, error, mse,
+              100.0 * static_cast<double>(t.n_float_tiles) * kTileSize * each / (kRows * kColumns));
   std::fflush(stdout);
-  return t.search * each;
+}
+
+void bench_group(device::Stream& stream, const std::vector<float>& weights, int64_t n_members, const double* hessian,
+                 const char* kind, int k2, bool two_sided, ThreadPool& pool) {
+  GroupTimes t;
+  const double start = now();
+  const auto results = value_of(quantize_group_on_device(stream, members_of(weights, n_members, hessian), kRows, kColumns,
+                                                         options_for(k2, two_sided), pool, &t));
+  print_row(std::to_string(n_members) + " of 5120x2304, " + kind, k2, two_sided, now() - start, t, results, n_members);
+}
+
+// As a conversion runs: group after group, the next prepared by another thread while the device searches this one. Seconds a
+// matrix of kGroups groups, from the moment at which the first is prepared.
+double bench_groups(device::Stream& stream, const std::vector<float>& weights, const double* hessian, int k2, bool two_sided,
+                    ThreadPool& pool) {
+  constexpr int kGroups = 3;
+  const std::vector<GroupMember> members = members_of(weights, kGroup, hessian);
+  const QuantizeOptions options = options_for(k2, two_sided);
+  device::Stream upload_stream = value_of(device::Stream::create(stream.device()));
+  GroupTimes t;
+  PreparedGroup group = value_of(prepare_group(upload_stream, members, kRows, kColumns, options, pool, &t));
+  t = GroupTimes();
+  std::vector<QuantizedMatrix> results;
+  const double start = now();
+  for (int i = 0; i < kGroups; ++i) {
+    GroupTimes prepare_times;
+    // The last prepares one too many, so that as many are prepared as are quantized.
+    std::future<Result<PreparedGroup>> next = std::async(std::launch::async, [&] {
+      return prepare_group(upload_stream, members, kRows, kColumns, options, pool, &prepare_times);
+    });
+    results = value_of(quantize_prepared_group(stream, std::move(group), &t));
+    group = value_of(next.get());
+    t.scales += prepare_times.scales, t.upload += prepare_times.upload;
+  }
+  const double seconds = now() - start;
+  print_row("3 groups of 8, power-1, next prepared meanwhile,", k2, two_sided, seconds, t, results, kGroups * kGroup);
+  return seconds / (kGroups * kGroup);
 }
 
 }  // namespace
@@ -177,11 +216,12 @@ int main(int argc, char** argv) {
     bench_group(stream, weights, 1, nullptr, "identity", k2, false, pool);
     bench_group(stream, weights, 1, power.data(), "power-1", k2, false, pool);
     bench_group(stream, weights, kGroup, power.data(), "power-1", k2, true, pool);
-    const double seconds = bench_group(stream, weights, kGroup, power.data(), "power-1", k2, false, pool);
+    bench_group(stream, weights, kGroup, power.data(), "power-1", k2, false, pool);
+    bench_groups(stream, weights, power.data(), k2, true, pool);
+    const double seconds = bench_groups(stream, weights, power.data(), k2, false, pool);
     // DeepSeek-V4.1-Flash: 40 layers of 384 routed experts with gate, up (5120x2304) and down.
-    std::printf(
-        "model   K=%-3s  40 layers x 384 experts x 3 matrices at this search time: %.2f hours on one such GPU\n",
-        width_text(k2).c_str(), 40.0 * 384 * 3 * seconds / 3600);
+    std::printf("model   K=%-3s  40 layers x 384 experts x 3 matrices at %.3f s: %.2f hours on one such GPU\n",
+                width_text(k2).c_str(), seconds, 40.0 * 384 * 3 * seconds / 3600);
     std::fflush(stdout);
   }
   return 0;

@@ -1,12 +1,11 @@
 // espalier quantize: checkpoint + calibration set -> pack.
 #include <CLI/CLI.hpp>
 #include <chrono>
-#include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "apps/espalier/command.h"
-#include "apps/espalier/quantizer_flags.h"
+#include "apps/espalier/encode_flags.h"
 #include "base/file.h"
 #include "base/hash.h"
 #include "format/json.h"
@@ -20,22 +19,12 @@ namespace {
 struct Flags {
   std::string checkpoint, data, out, engram;
   std::string layout = "exllamav3";
-  std::string numerics = "kvq";
-  std::string w2_input = "quantized";
-  QuantizerFlags quantizer;
-  std::string plan;
+  EncodeFlags encode;
+  std::string plan, library;
   std::vector<std::string> keep_native;
   bool dry_run = false;
   double bits = 0;
-  std::optional<double> dense_bits, head_bits, drafter_bits;  // absent: as --bits
   int64_t rows = 0;
-  int64_t draft_stride = 8;
-  int64_t prior_sample = 4096;
-  double damping = -1;  // negative: by effective tokens
-  bool shared_scales = false;
-  std::string output_metrics = "model";
-  double routing_exponent = 2;
-  double prior_w13 = -1, prior_w2 = -1;  // negative: default
 };
 
 Result<MakePackOptions> options_of(const Flags& flags, const CommonOptions& common) {
@@ -66,25 +55,8 @@ Result<MakePackOptions> options_of(const Flags& flags, const CommonOptions& comm
     q.keep_native = {"attn.wkv", "attn.compressor.wkv", "attn.compressor.wgate", "attn.indexer.wq_b", "attn.indexer.wk", "engram.wkv"};
   }
   q.bits = flags.bits;
-  q.dense_bits = flags.dense_bits;
-  q.head_bits = flags.head_bits;
-  q.drafter_bits = flags.drafter_bits;
-  q.numerics = *numerics_from_name(flags.numerics);
-  q.draft_stride = flags.draft_stride;
-  ASSIGN_OR_RETURN(q.encode.codec, quantizer_options(flags.quantizer));
-  q.encode.preset = *codec::preset_from_name(flags.quantizer.preset);
-  q.encode.codec.seed = common.seed;
-  q.encode.shared_scales = flags.shared_scales;
-  q.encode.output_metrics = flags.output_metrics == "model";
-  for (const double x : {flags.damping, flags.prior_w13, flags.prior_w2, flags.routing_exponent}) {
-    if (std::isnan(x)) return invalid_argument("--damping, --prior, --prior-w2, --routing-exponent: expected numbers, found NaN");
-  }
-  if (flags.damping >= 0) q.encode.damping = flags.damping;
-  q.encode.routing_exponent = flags.routing_exponent;
-  if (flags.prior_w13 >= 0) q.encode.prior_w13 = flags.prior_w13;
-  if (flags.prior_w2 >= 0) q.encode.prior_w2 = flags.prior_w2;
-  q.encode.prior_sample = flags.prior_sample;
-  q.encode.w2_input = flags.w2_input == "native" ? W2Input::kNative : W2Input::kQuantized;
+  RETURN_IF_ERROR(take_encode_flags(flags.encode, common, &q));
+  options.library = flags.library;
   return options;
 }
 
@@ -187,10 +159,6 @@ void add_quantize(CommandTable& table) {
   app->add_option("--plan", flags->plan, "Widths of single matrices (docs/formats/plan.md); --bits for what it leaves out");
   app->add_option("--keep-native", flags->keep_native, "Projections that are not quantized, such as attn.wkv")->allow_extra_args(false);
   app->add_flag("--dry-run", flags->dry_run, "Say what would be written, from headers alone");
-  app->add_option("--dense-bits", flags->dense_bits,
-                  "Width of attention, shared experts, compressor, indexer, Engram projection");
-  app->add_option("--head-bits", flags->head_bits, "Width of the head");
-  app->add_option("--drafter-bits", flags->drafter_bits, "Width of every matrix of the drafter");
   app->add_option("--data", flags->data, "Calibration set (JSON lines)");
   app->add_option("--out", flags->out, "Folder to make; must not exist");
   app->add_option("--rows", flags->rows, "Use at most so many rows, spread over the set; 0 = all")
@@ -198,28 +166,9 @@ void add_quantize(CommandTable& table) {
   app->add_option("--engram", flags->engram, "Another folder that holds the Engram shards");
   app->add_option("--layout", flags->layout, "Layout of the pack")
       ->check(CLI::IsMember({"exllamav3", "vllm", "tensorfold"}));
-  add_quantizer_flags(app, &flags->quantizer);
-  app->add_flag("--shared-scales", flags->shared_scales, "One input scale for w1 and w3 of an expert");
-  app->add_option("--output-metrics", flags->output_metrics,
-                  "Weigh outputs of routed experts by what the model makes of them; none: all alike")
-      ->check(CLI::IsMember({"model", "none"}));
-  app->add_option("--numerics", flags->numerics, "Numerics of the calibration forward")
-      ->check(CLI::IsMember({"full", "kvq"}));
-  app->add_option("--damping", flags->damping, "Added to a Hessian's diagonal, in units of its mean; default: by the tokens behind it")
-      ->check(CLI::Range(0.0, 1.0));
-  app->add_option("--routing-exponent", flags->routing_exponent, "p: a routed token weighs g^p in its expert's Hessian")
-      ->check(CLI::Range(0.0, 4.0));
-  app->add_option("--prior", flags->prior_w13,
-                  "Tokens that the layer-wide prior of w1 and w3 weighs; default d_model / 4")
-      ->check(CLI::Range(0.0, 1e9));
-  app->add_option("--prior-w2", flags->prior_w2, "The same for w2; default d_ff / 4")
-      ->check(CLI::Range(0.0, 1e9));
-  app->add_option("--prior-sample", flags->prior_sample, "Tokens that every expert runs for w2's prior")
-      ->check(CLI::PositiveNumber);
-  app->add_option("--w2-input", flags->w2_input, "w1 and w3 in front of w2's Hessian: quantized or native")
-      ->check(CLI::IsMember({"quantized", "native"}));
-  app->add_option("--draft-stride", flags->draft_stride, "One draft call per so many calibration positions")
-      ->check(CLI::PositiveNumber);
+  app->add_option("--library", flags->library,
+                  "Width library: matrices that are in it are taken, others added (needs --stream native --w2-input native)");
+  add_encode_flags(app, &flags->encode);
 }
 
 }  // namespace espalier::app

@@ -55,7 +55,7 @@ void CommandTable::runs_on_gpu(CLI::App* app) {
 Result<std::optional<int>> choose_device(const CommonOptions& common, Products products) {
   if (common.device == "cpu") return std::optional<int>();
   if (common.device.empty()) {
-    return products == Products::kExact && device::list_devices().ok() ? std::optional<int>(0) : std::optional<int>();
+    return products != Products::kInt8 && device::list_devices().ok() ? std::optional<int>(0) : std::optional<int>();
   }
   int index = 0;
   const std::string number = common.device == "cuda" ? "0" : common.device.substr(0, 5) == "cuda:" ? common.device.substr(5) : "";

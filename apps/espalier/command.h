@@ -69,7 +69,7 @@ class CommandTable {
   std::vector<Entry> entries_;
 };
 
-// --device -> a GPU's index, or absent for the CPU. Without the flag: the first GPU when one is usable and products are exact, else the
+// --device -> a GPU's index, or absent for the CPU. Without the flag: the first GPU when one is usable and products are not int8, else the
 // CPU. Errors: unavailable, saying why, when a GPU is asked for and there is none; invalid_argument for another text or number.
 Result<std::optional<int>> choose_device(const CommonOptions& common, Products products);
 

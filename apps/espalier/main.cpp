@@ -25,6 +25,8 @@ void add_verify(CommandTable&);
 void add_plan(CommandTable&);
 void add_calibrate(CommandTable&);
 void add_panel(CommandTable&);
+void add_library(CommandTable&);
+void add_sensitivity(CommandTable&);
 
 namespace {
 
@@ -72,6 +74,12 @@ int run(int argc, char** argv) {
 #endif
 #ifdef ESPALIER_HAS_EXL3
   add_exl3(table);
+#endif
+#ifdef ESPALIER_HAS_LIBRARY
+  add_library(table);
+#endif
+#ifdef ESPALIER_HAS_SENSITIVITY
+  add_sensitivity(table);
 #endif
 #ifdef ESPALIER_HAS_CALIBRATE
   add_calibrate(table);

@@ -55,6 +55,7 @@ class Maker {
 
   Result<SyntheticNetwork> all() {
     set_config();
+    weights_->products = options_.products;
     Config& c = weights_->config;
     ASSIGN_OR_RETURN(weights_->engram_hashes, make_engram_hashes(c));
     for (int64_t i = 0; i < c.vocab; ++i) weights_->engram_token_map.push_back(static_cast<int32_t>(i % c.engram.n_classes));
@@ -125,7 +126,6 @@ class Maker {
     ops::cuda::NativeWeight w;
     w.form = form, w.in = in, w.out = out;
     const size_t n = static_cast<size_t>(in * out);
-    weights_->max_in = std::max(weights_->max_in, in);
     if (form == NativeForm::kF32 || form == NativeForm::kBf16) {
       ASSIGN_OR_RETURN(void* to, filled(n * (form == NativeForm::kF32 ? 4 : 2), form == NativeForm::kF32 ? Fill::kF32 : Fill::kBf16, size));
       w.weight = static_cast<const uint8_t*>(to);
@@ -144,7 +144,7 @@ class Maker {
   }
 
   Result<DeviceWeight> exl3(int64_t in, int64_t out, int k2) {
-    weights_->max_in = std::max(weights_->max_in, in);
+    weights_->max_in = std::max(weights_->max_in, in), weights_->max_out = std::max(weights_->max_out, out);
     ASSIGN_OR_RETURN(void* blocks, filled(static_cast<size_t>(codec::cuda::layout_words(in, out, k2)) * 4, Fill::kBits, 0));
     ASSIGN_OR_RETURN(void* suh, filled(static_cast<size_t>(in) * 2, Fill::kF16Signs, 1 / std::sqrt(static_cast<float>(in))));
     ASSIGN_OR_RETURN(void* svh, filled(static_cast<size_t>(out) * 2, Fill::kF16Signs, 1.0f));
@@ -229,6 +229,10 @@ class Maker {
       }
     }
     out_.expert_bytes.push_back(bytes_ / static_cast<double>(c.n_experts));
+    if (options_.products != Products::kExact) {
+      ASSIGN_OR_RETURN(to.table, cuda::integer_table(stream_, w[0], w[1], w[2]));
+      weights_->has_tables = weights_->has_tables || to.table != nullptr;
+    }
     ASSIGN_OR_RETURN(to.w1, upload(w[0]));
     ASSIGN_OR_RETURN(to.w3, upload(w[1]));
     ASSIGN_OR_RETURN(to.w2, upload(w[2]));

@@ -92,6 +92,8 @@ void Stream::end_profile() {
   if (profile_ != nullptr) profile_->is_on = false;
 }
 
+bool Stream::is_profiling() const { return profile_ != nullptr && profile_->is_on; }
+
 Result<std::vector<Stream::Timed>> Stream::profile() {
   RETURN_IF_ERROR(synchronize());
   std::vector<Timed> out;

@@ -49,6 +49,7 @@ class Stream {
   // is timed at every replay of it.
   Status begin_profile();
   void end_profile();
+  bool is_profiling() const;
   struct Timed {
     std::string step;
     const char* kernel;

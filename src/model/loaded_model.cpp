@@ -9,10 +9,6 @@ namespace espalier {
 Result<LoadedModel> LoadedModel::load(const std::string& dir, const LoadOptions& options, std::optional<int> device, ThreadPool& pool) {
   LoadedModel model;
   if (device) {
-    if (options.products != Products::kExact) {
-      return unimplemented("products '" + std::string(products_name(options.products)) +
-                           "': a GPU multiplies exactly; use exact, or the CPU");
-    }
     ASSIGN_OR_RETURN(model.gpu_, cuda::DeviceModel::load(dir, options, *device, pool));
     return model;
   }

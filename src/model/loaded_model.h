@@ -1,4 +1,4 @@
-// A model on the CPU or on a GPU, for callers that only feed ids and read logits: both give the same bits (with exact products).
+// A model on the CPU or on a GPU, for callers that only feed ids and read logits: both give the same bits in exact products.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,7 @@ class DeviceModel;
 
 class LoadedModel {
  public:
-  // `device`: a GPU's index; absent: the CPU. Errors: as Model::load and cuda::DeviceModel::load; unimplemented for integer products on a
-  // GPU, whose products are exact.
+  // `device`: a GPU's index; absent: the CPU. Errors: as Model::load and cuda::DeviceModel::load.
   static Result<LoadedModel> load(const std::string& dir, const LoadOptions& options, std::optional<int> device, ThreadPool& pool);
   // A model that someone else owns and that outlives this.
   LoadedModel(const Model& model) : cpu_(&model) {}  // NOLINT: implicit by design

@@ -168,10 +168,6 @@ Result<std::shared_ptr<LanguageModel>> load_network(const std::string& dir, cons
   load.engram_dir = options.engram_dir;
   load.products = options.products;
   if (options.device) {
-    if (options.products != Products::kExact) {
-      return unimplemented("products '" + std::string(products_name(options.products)) +
-                           "': a GPU multiplies exactly; use exact, or the CPU");
-    }
     ASSIGN_OR_RETURN(auto device_model, cuda::DeviceModel::load(dir, load, *options.device, pool));
     return std::shared_ptr<LanguageModel>(std::make_shared<DeviceNetwork>(std::move(device_model), options.numerics));
   }

@@ -2,7 +2,7 @@
 //
 // A session holds the sequence's caches and, when drafting, the drafter's rings. The drafter sees accepted positions only: the
 // taps of a fed row wait until the next feed or draft, when it is known how many rows were kept. On a GPU the same, with everything in
-// device memory; the results are the same.
+// device memory; in exact products the results are the same.
 #pragma once
 
 #include <memory>
@@ -21,11 +21,10 @@ struct NetworkOptions {
   Numerics numerics = Numerics::kKvq;
   std::string engram_dir;  // another folder that holds the Engram shards; empty: none
   Products products = Products::kExact;
-  std::optional<int> device = std::nullopt;  // a GPU's index; absent: the CPU. Its products are exact.
+  std::optional<int> device = std::nullopt;  // a GPU's index; absent: the CPU
 };
 
-// Loads the weights of `dir`. The pool must outlive the model. Errors: as Model::load; with a device as cuda::DeviceModel::load, and
-// unimplemented for other products than exact.
+// Loads the weights of `dir`. The pool must outlive the model. Errors: as Model::load; with a device as cuda::DeviceModel::load.
 Result<std::shared_ptr<LanguageModel>> load_network(const std::string& dir, const NetworkOptions& options, ThreadPool& pool);
 
 // Loads weights and tokenizer.json of `dir` into an engine. Errors: as load_network, Tokenizer::open and Engine::create.

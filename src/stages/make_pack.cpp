@@ -1,6 +1,7 @@
 #include "stages/make_pack.h"
 
 #include <cstring>
+#include <optional>
 
 #include "base/file.h"
 #include "base/log.h"
@@ -9,6 +10,7 @@
 #include "stages/pack/convert.h"
 #include "stages/pack/pack.h"
 #include "stages/provenance.h"
+#include "stages/make_library.h"
 #include "stages/run_files.h"
 
 namespace espalier {
@@ -61,7 +63,7 @@ Status build(const MakePackOptions& options, const WeightLoader& loader, const D
   facts.calibration_cols = details.longest_row;
   RETURN_IF_ERROR(write_pack_description(dir, options.checkpoint, options.layout, facts));
   ASSIGN_OR_RETURN(const std::vector<std::string> side_files, copy_side_files(options.checkpoint, dir));
-  RETURN_IF_ERROR(check_streamed(options, dir, details, pool));
+  if (!details.probe_ids.empty()) RETURN_IF_ERROR(check_streamed(options, dir, details, pool));
   for (const PackText& t : run_records(options, calibration_facts(data), details, summary)) {
     RETURN_IF_ERROR(write_text_file(dir / t.name, t.text));
   }
@@ -87,9 +89,16 @@ Result<MakePackReport> make_pack(const MakePackOptions& options, Progress& progr
       check_dataset_fits(data, loader.config().vocab, loader.config().max_positions, options.data.filename().string()));
   data.rows = spread_rows(data.rows, options.rows);
 
+  MakePackOptions own = options;
+  std::optional<WidthLibrary> library;
+  if (!options.library.empty()) {
+    ASSIGN_OR_RETURN(library, open_library(options, data));
+    own.quantize.library = &*library;
+  }
+
   ASSIGN_OR_RETURN(AtomicDirectory folder, AtomicDirectory::create(options.out));
   MakePackReport report;
-  Status status = build(options, loader, data, folder.partial_path(), &report, progress, pool);
+  Status status = build(own, loader, data, folder.partial_path(), &report, progress, pool);
   if (!status.ok()) {
     folder.discard();
     return status;

@@ -26,6 +26,7 @@ struct MakePackOptions {
   int64_t rows = 0;            // use at most so many rows, spread over the set; 0: all
   std::string tool;            // "espalier 0.1.0", for the records
   Layout layout = Layout::kExllamav3;
+  std::filesystem::path library;  // width library to take matrices from and add to; empty: none
   std::string plan_sha256;  // of the plan file in quantize.plan; empty: none
   QuantizeOptions quantize;
 };

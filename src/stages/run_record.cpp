@@ -121,6 +121,7 @@ Json options_json(const QuantizeOptions& q, int64_t rows) {
           {"prior_tokens_w2", prior(q.encode.prior_w2)},
           {"prior_sample", q.encode.prior_sample},
           {"w2_input", q.encode.w2_input == W2Input::kNative ? "native" : "quantized"},
+          {"stream", q.stream == StreamFrom::kNative ? "native" : "quantized"},
           {"draft_stride", q.draft_stride},
           {"numerics", numerics_name(q.numerics)},
           {"rows", rows}};
@@ -166,6 +167,7 @@ Result<RunRecord> parse_run_record(std::string_view json_text, std::string_view 
   q.encode.prior_w2 = r.real_or_word("prior_tokens_w2", 0, 1e9);
   q.encode.prior_sample = r.whole("prior_sample", 1, int64_t{1} << 40);
   q.encode.w2_input = r.text("w2_input") == "native" ? W2Input::kNative : W2Input::kQuantized;
+  q.stream = r.find("stream") != nullptr && r.text("stream") == "native" ? StreamFrom::kNative : StreamFrom::kQuantized;
   q.draft_stride = r.whole("draft_stride", 1, int64_t{1} << 40);
   const auto numerics = numerics_from_name(r.text("numerics"));
   if (!numerics) r.fail("numerics", "full or kvq");

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Holds a GPU to the CPU through the real binary, from the root of the repository, on a machine with a GPU:
 
-    tests/gpu/agreement.py ESPALIER [--bits 3] [--prompts 20] [--rows 0] [--products exact int8r]
+    tests/gpu/agreement.py ESPALIER [--bits 3 | --pack FOLDER] [--prompts 20] [--rows 0] [--products exact int8r]
 
-Quantizes the pocket model on the CPU, then
+Quantizes the pocket model on the CPU (or takes a pack of it), then
 - measures KL(native || pack) over the panel on the CPU in exact products and on the GPU in each of `--products`: they agree to 1 %, and in
   exact products every position's values are the same bytes;
 - generates greedily from prompts of the panel on both: the tokens are equal, except that in other products than exact a reply may part at
@@ -48,7 +48,7 @@ def generate(binary, folder, model, ids, name, device, products, n):
     tokens = folder / f"{name}-{device}-{products}.json"
     tokens.write_text(json.dumps(ids))
     return json.loads(run(binary, "generate", model, "--tokens", tokens, "--max-tokens", n, "--temperature", 0, "--json", "--device", device,
-                          "--products", products))["token_ids"]
+                          "--products", products, "--threads", 2))["token_ids"]
 
 
 def last_logits(binary, folder, model, ids, name, device, products):
@@ -63,6 +63,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("binary")
     parser.add_argument("--bits", default="3")
+    parser.add_argument("--pack", type=pathlib.Path, help="a pack of the pocket model, made before")
     parser.add_argument("--prompts", type=int, default=20)
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--rows", default="0", help="of the panel; 0: all")
@@ -73,9 +74,10 @@ def main():
     good = True
     with tempfile.TemporaryDirectory() as tmp:
         folder = pathlib.Path(tmp)
-        pack = folder / "pack"
-        run(binary, "quantize", POCKET, "--bits", flags.bits, "--data", POCKET / "data/calibration.jsonl", "--rows", flags.calibration_rows, "--out", pack,
-            "--device", "cpu")
+        pack = flags.pack or folder / "pack"
+        if flags.pack is None:
+            run(binary, "quantize", POCKET, "--bits", flags.bits, "--data", POCKET / "data/calibration.jsonl", "--rows", flags.calibration_rows, "--out", pack,
+                "--device", "cpu")
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
             work = {("cpu", "exact"): pool.submit(kl, binary, folder, pack, "cpu", "exact", flags.rows)}
             for p in flags.products:
@@ -85,7 +87,7 @@ def main():
         for (device, products), (record, values) in results.items():
             difference = record["kl_mean"] / expected["kl_mean"] - 1
             same = values.keys() == expected_values.keys() and all(values[k] == expected_values[k] for k in values)
-            print(f"KL(native || {flags.bits} bits), {record['positions']} positions, {device} {products}: {record['kl_mean']:.9f} "
+            print(f"KL(native || pack), {record['positions']} positions, {device} {products}: {record['kl_mean']:.9f} "
                   f"({100 * difference:+.4f} % of the CPU's), top-1 {record['top1']:.6f}, every position's values "
                   f"{'the same bytes' if same else 'not all the same bytes'}", flush=True)
             good = good and abs(difference) <= 0.01 and (same or products != "exact")
@@ -94,8 +96,8 @@ def main():
         rows = [r for r in rows if len(r["ids"]) >= 40]
         prompts = [rows[i * len(rows) // flags.prompts]["ids"][:24 + i] for i in range(flags.prompts)]
         for model, products in [(POCKET, "exact")] + [(pack, p) for p in flags.products]:
-            name = "native" if model == POCKET else f"{flags.bits} bits"
-            with concurrent.futures.ThreadPoolExecutor(6) as pool:
+            name = "native" if model == POCKET else "pack"
+            with concurrent.futures.ThreadPoolExecutor(8) as pool:
                 cpu = list(pool.map(lambda i: generate(binary, folder, model, prompts[i], f"p{i}", "cpu", "exact", flags.new_tokens), range(len(prompts))))
                 gpu = list(pool.map(lambda i: generate(binary, folder, model, prompts[i], f"p{i}", "cuda", products, flags.new_tokens), range(len(prompts))))
             equal = sum(a == b for a, b in zip(cpu, gpu))

@@ -57,6 +57,28 @@ class Experts {
     return taken(out.download(stream_));
   }
 
+  // Three calls in a row, each with the output of the one before; waits between them or not.
+  std::vector<float> chain(const std::vector<float>& x, const Routing& routing, bool waits) {
+    const auto ids = taken(device::DeviceArray<int32_t>::upload(stream_, routing.ids, "ids"));
+    const auto weights = taken(device::DeviceArray<float>::upload(stream_, routing.weights, "weights"));
+    std::vector<device::DeviceArray<float>> rows;
+    rows.push_back(taken(device::DeviceArray<float>::upload(stream_, x, "x")));
+    for (int i = 0; i < 3; ++i) {
+      rows.push_back(taken(device::DeviceArray<float>::allocate(0, x.size(), "y")));
+      must(stream_.fill_bytes(rows.back().data(), 0xFF, x.size() * sizeof(float)));
+    }
+    ExpertsParams p;
+    p.ids = ids.data(), p.weights = weights.data();
+    p.n_tokens = routing.n_tokens, p.n_active = routing.n_active, p.limit = kLimit;
+    must(plan_experts(stream_, *table_, p, scratch_));
+    for (size_t i = 0; i < 3; ++i) {
+      p.x = rows[i].data(), p.y = rows[i + 1].data();
+      must(run_experts(stream_, *table_, p, scratch_));
+      if (waits) must(stream_.synchronize());
+    }
+    return taken(rows.back().download(stream_));
+  }
+
   // The same in float64 with the weights that the CPU decodes.
   std::vector<double> reference(const std::vector<float>& x, const Routing& routing, ThreadPool& pool) {
     std::vector<double> y(x.size());
@@ -174,6 +196,27 @@ TEST_F(Exl3Experts, neither_repetition_nor_the_number_of_blocks_changes_a_bit) {
   const std::vector<float> first = experts.run(x, routing);
   for (int i = 0; i < 20; ++i) ASSERT_EQ(experts.run(x, routing), first) << "call " << i;
   for (int n_blocks : {1, 2, 3, 7, 50, 131}) EXPECT_EQ(experts.run(x, routing, n_blocks), first) << n_blocks << " blocks";
+}
+
+TEST_F(Exl3Experts, calls_in_a_row_need_no_wait_between_them) {
+  for (const std::vector<int>& widths : {std::vector<int>{6}, {4}, {8}, {4, 6, 8, 10}, {3, 16}}) {
+    Experts experts(stream_, 640, 384, 12, widths);
+    for (int64_t tokens : {1, 3, 8}) {
+      const Routing routing = random_routing(tokens, 6, 12, "chain");
+      const std::vector<float> x = random_rows(tokens, 640, "chain");
+      const std::vector<float> expected = experts.chain(x, routing, true);
+      ASSERT_TRUE(std::all_of(expected.begin(), expected.end(), [](float v) { return std::isfinite(v); }));
+      for (int i = 0; i < 10; ++i) ASSERT_EQ(experts.chain(x, routing, false), expected) << tokens << " tokens, chain " << i;
+    }
+  }
+}
+
+// Widths decide which kernels run (one width, the common ones, all); the results are those of float64 in each.
+TEST_F(Exl3Experts, every_set_of_widths_is_close_to_float64) {
+  for (const std::vector<int>& widths : {std::vector<int>{2}, {3}, {4}, {5}, {6}, {7}, {8}, {10}, {12}, {14}, {16}, {4, 10}, {2, 16}}) {
+    Experts experts(stream_, 384, 256, 6, widths);
+    expect_close(experts, 384, random_routing(3, 4, 6, "widths"), "k2 " + std::to_string(widths[0]));
+  }
 }
 
 TEST_F(Exl3Experts, a_nan_stays_with_its_token) {

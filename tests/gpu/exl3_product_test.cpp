@@ -89,6 +89,46 @@ TEST_F(Exl3Product, repeated_launches_give_equal_bits) {
   for (int i = 0; i < 20; ++i) EXPECT_EQ(product(m.view(), x), first) << "launch " << i;
 }
 
+// A launch begins before the one before it has ended, and reads what that one writes. Nobody waits in between.
+TEST_F(Exl3Product, products_in_a_row_need_no_wait_between_them) {
+  const Matrix up = taken(Matrix::upload(stream_, random_tensor(1280, 768, 6, Codebook::kMul1, "up").view()));
+  const Matrix down = taken(Matrix::upload(stream_, random_tensor(768, 1280, 5, Codebook::kMul1, "down").view()));
+  for (int64_t rows : {1, 2, 5, 16}) {
+    const std::vector<float> x = random_rows(rows, 1280, "first");
+    const std::vector<float> expected = product(down.view(), product(up.view(), x));
+    constexpr int kCalls = 30;
+    const auto in = taken(device::DeviceArray<float>::upload(stream_, x, "x"));
+    std::vector<device::DeviceArray<float>> middle, out;
+    for (int i = 0; i < kCalls; ++i) {
+      middle.push_back(taken(device::DeviceArray<float>::allocate(0, static_cast<size_t>(rows * 768), "middle")));
+      out.push_back(taken(device::DeviceArray<float>::allocate(0, static_cast<size_t>(rows * 1280), "out")));
+      must(stream_.fill_bytes(middle.back().data(), 0xFF, middle.back().size() * sizeof(float)));
+    }
+    must(stream_.synchronize());
+    for (int i = 0; i < kCalls; ++i) {
+      must(multiply(stream_, up.view(), in.data(), rows, middle[static_cast<size_t>(i)].data(), scratch_));
+      must(multiply(stream_, down.view(), middle[static_cast<size_t>(i)].data(), rows, out[static_cast<size_t>(i)].data(), scratch_));
+    }
+    for (int i = 0; i < kCalls; ++i) EXPECT_EQ(taken(out[static_cast<size_t>(i)].download(stream_)), expected) << rows << " rows, pair " << i;
+  }
+}
+
+// The scratch's places are empty again after every call, whatever its shape and rows.
+TEST_F(Exl3Product, calls_of_different_shapes_share_a_scratch) {
+  const Exl3Tensor wide = random_tensor(256, 1024, 6, Codebook::kMul1, "wide"), deep = random_tensor(2304, 256, 4, Codebook::kMul1, "deep");
+  const Matrix a = taken(Matrix::upload(stream_, wide.view())), b = taken(Matrix::upload(stream_, deep.view()));
+  const std::vector<float> x = random_rows(16, 256, "x"), y = random_rows(16, 2304, "y");
+  const auto rows_of = [](const std::vector<float>& all, int64_t k, int64_t rows) { return std::vector<float>(all.begin(), all.begin() + rows * k); };
+  for (int64_t rows : {16, 1, 7, 3, 16, 2}) {
+    ProductScratch fresh = taken(ProductScratch::create(stream_, 2304, 1024));
+    std::swap(fresh, scratch_);
+    const std::vector<float> first = product(a.view(), rows_of(x, 256, rows)), second = product(b.view(), rows_of(y, 2304, rows));
+    std::swap(fresh, scratch_);
+    EXPECT_EQ(product(a.view(), rows_of(x, 256, rows)), first) << rows << " rows, wide";
+    EXPECT_EQ(product(b.view(), rows_of(y, 2304, rows)), second) << rows << " rows, deep";
+  }
+}
+
 TEST_F(Exl3Product, a_row_of_zeros_gives_zeros_and_a_nan_stays_in_its_row) {
   const Exl3Tensor t = random_tensor(640, 256, 6, Codebook::kMul1, "special");
   const Matrix m = taken(Matrix::upload(stream_, t.view()));

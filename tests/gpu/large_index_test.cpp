@@ -2,6 +2,8 @@
 #include "codec/cuda/rows_product.h"
 #include "device/device.h"
 #include "ops/cuda/attention.h"
+#include "ops/cuda/attention_fast.h"
+#include "ops/cuda/native_product.h"
 #include "ops/cuda/rows.h"
 #include "ops/cuda/selection.h"
 #include "ops/cuda/streams.h"
@@ -39,16 +41,20 @@ TEST_F(OpsCudaLarge, products_with_many_rows_of_logits) {
   const std::vector<float> x = random_floats("x", rows * in);
   const float* x_there = up(x);
   float *y = room<float>(rows * out), *one = room<float>(out);
-  const auto multiply = [&](const float* from, float* to, int64_t n) {
-    codec::cuda::RowsProductParams p;
-    p.weight = codec::cuda::weight_of(w);
-    p.x = from, p.x_stride = in, p.y = to, p.y_stride = out, p.n_rows = n;
-    must(codec::cuda::multiply_rows(stream_, p));
-  };
-  multiply(x_there, y, rows);
-  for (int64_t t : {int64_t{0}, kBorder / out, rows - 1}) {  // the middle one lies across the border
-    multiply(x_there + t * in, one, 1);
-    EXPECT_EQ(bit_differences(down(y + t * out, out), down(one, out)), "") << "row " << t;
+  for (bool is_fast : {false, true}) {
+    const auto multiply = [&](const float* from, float* to, int64_t n) {
+      if (is_fast) return must(cuda::multiply_native_fast(stream_, {w, from, in, to, out, n}));
+      codec::cuda::RowsProductParams p;
+      p.weight = codec::cuda::weight_of(w);
+      p.x = from, p.x_stride = in, p.y = to, p.y_stride = out, p.n_rows = n;
+      must(codec::cuda::multiply_rows(stream_, p));
+    };
+    must(stream_.fill_bytes(y, 0xFF, static_cast<size_t>(rows * out) * sizeof(float)));
+    multiply(x_there, y, rows);
+    for (int64_t t : {int64_t{0}, kBorder / out, rows - 1}) {  // the middle one lies across the border
+      multiply(x_there + t * in, one, 1);
+      EXPECT_EQ(bit_differences(down(y + t * out, out), down(one, out)), "") << "row " << t << (is_fast ? " fast" : "");
+    }
   }
 }
 
@@ -110,6 +116,10 @@ TEST_F(OpsCudaLarge, attention_of_many_rows) {
   one.q = up(last), one.n_rows = 1, one.out = room<float>(heads * d);
   must(cuda::attention(stream_, p, 3));
   must(cuda::attention(stream_, one, 3));
+  EXPECT_EQ(bit_differences(down(p.out + (rows - 1) * heads * d, heads * d), down(one.out, heads * d)), "");
+  must(stream_.fill_bytes(p.out, 0xFF, static_cast<size_t>(rows * heads * d) * sizeof(float)));
+  must(cuda::attention_fast(stream_, p, 3, nullptr));
+  must(cuda::attention_fast(stream_, one, 3, room<float>(cuda::attention_parts_size(one, 3))));
   EXPECT_EQ(bit_differences(down(p.out + (rows - 1) * heads * d, heads * d), down(one.out, heads * d)), "");
 }
 

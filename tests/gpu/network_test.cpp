@@ -2,45 +2,10 @@
 // model; packs; drafts.
 #include "model/cuda/network.h"
 
-#include <unistd.h>
-
-#include <filesystem>
-#include <map>
-
-#include "format/tensor_index.h"
-#include "model/names.h"
-
-#include "tests/gpu/ops_data.h"
-#include "unit/model/golden_fixture.h"
+#include "tests/gpu/network_data.h"
 
 namespace espalier::cuda {
 namespace {
-
-using codec::cuda::must;
-using codec::cuda::taken;
-using ops::bit_differences;
-
-std::shared_ptr<const DeviceModel> load(const std::string& dir) { return taken(DeviceModel::load(dir, {}, 0, test_pool())); }
-
-std::shared_ptr<const DeviceModel> tiny() {
-  static const std::shared_ptr<const DeviceModel> model = load(golden_dir() + "/tiny-a");
-  return model;
-}
-
-std::vector<float> values(const Tensor& t) { return {t.f32(), t.f32() + t.size()}; }
-
-// Logits of every position, fed in calls of `call` tokens, each in chunks of `chunk`.
-std::vector<float> device_logits(const std::shared_ptr<const DeviceModel>& model, const std::vector<int32_t>& ids, Numerics numerics, int64_t call,
-                                 int64_t chunk = 256) {
-  const auto sequence = taken(DeviceSequence::create(model, {numerics, false, chunk}));
-  std::vector<float> out;
-  for (size_t at = 0; at < ids.size(); at += static_cast<size_t>(call)) {
-    const size_t n = std::min(static_cast<size_t>(call), ids.size() - at);
-    const Tensor logits = taken(sequence->forward({ids.data() + at, n}, true));
-    out.insert(out.end(), logits.f32(), logits.f32() + logits.size());
-  }
-  return out;
-}
 
 TEST(NetworkCuda, tiny_checkpoint_equals_the_vendors_recording_in_full) {
   for (const std::string& p : prompt_names()) {
@@ -146,45 +111,8 @@ void expect_cpu_bits(const std::string& dir) {
 
 TEST(NetworkCuda, pocket_model_has_the_bits_of_the_cpu) { expect_cpu_bits(ESPALIER_POCKET_DIR); }
 
-// The tiny checkpoint with every matrix that can be one replaced by a random EXL3 matrix, of all widths and codebooks in turn.
-class RandomPack {
- public:
-  RandomPack() : dir_(std::filesystem::temp_directory_path() / ("espalier_gpu_pack_" + std::to_string(getpid()))) {
-    namespace fs = std::filesystem;
-    const std::string from = golden_dir() + "/tiny-a";
-    fs::remove_all(dir_);
-    fs::create_directories(dir_);
-    for (const char* f : {"config.json", "tokenizer.json"}) fs::copy_file(from + "/" + f, dir_ / f);
-    const TensorIndex index = taken(TensorIndex::open(from));
-    const Config config = taken(load_config(from));
-    std::map<std::string, ConstView> tensors;
-    for (const std::string& name : index.names()) tensors[name] = *index.find(name);
-    std::vector<codec::Exl3Tensor> owned;
-    const std::vector<MatrixSpec> specs = quantizable_matrices(config);
-    owned.reserve(specs.size());
-    for (size_t i = 0; i < specs.size(); ++i) {
-      const MatrixSpec& spec = specs[i];
-      const std::string native = spec.kind == MatrixKind::kWoA ? block_prefix(config, spec.block) + "attn.wo_a" : spec.stem;
-      tensors.erase(native + ".weight");
-      tensors.erase(native + ".scale");
-      const auto codebook = i % 4 == 0 ? codec::Codebook::kMcg : i % 4 == 1 ? codec::Codebook::k3Inst : codec::Codebook::kMul1;
-      const int k2 = codebook == codec::Codebook::kMul1 ? codec::cuda::kAllWidths[i % 11] : static_cast<int>(2 + 2 * (i % 8));
-      owned.push_back(codec::cuda::random_tensor(spec.in, spec.out, k2, codebook, spec.stem));
-      for (const codec::NamedPart& part : codec::stored_parts(spec.stem, owned.back())) tensors[part.name] = part.view;
-    }
-    std::vector<NamedView> views;
-    for (const auto& [name, view] : tensors) views.push_back({name, view});
-    must(write_safetensors(dir_ / "model.safetensors", views));
-  }
-  ~RandomPack() { std::filesystem::remove_all(dir_); }
-  std::string dir() const { return dir_.string(); }
-
- private:
-  std::filesystem::path dir_;
-};
-
 TEST(NetworkCuda, an_exl3_pack_has_the_bits_of_the_cpu) {
-  const RandomPack pack;
+  const RandomPack pack(false);
   expect_cpu_bits(pack.dir());
 }
 

@@ -145,8 +145,8 @@ TEST_F(OpsCuda, index_scores_have_the_bits_of_the_cpu) {
       // On the device the keys come in two calls, as in a sequence.
       float* panels_there = up(std::vector<float>(panels.size(), 0.0f));
       const int64_t first = s.most_keys / 3;
-      must(cuda::set_index_keys(stream_, up(k), first, s.dim, 0, panels_there));
-      must(cuda::set_index_keys(stream_, up(k) + first * s.dim, s.most_keys - first, s.dim, first, panels_there));
+      must(cuda::set_index_keys(stream_, up(k), first, s.dim, up(std::vector<int64_t>{1}), 2, panels_there));
+      must(cuda::set_index_keys(stream_, up(k) + first * s.dim, s.most_keys - first, s.dim, up(std::vector<int64_t>{first}), 1, panels_there));
       EXPECT_EQ(bit_differences(down(panels_there, static_cast<int64_t>(panels.size())), panels), "") << what;
       std::vector<int64_t> visible, begin;
       int64_t total = 0;

@@ -1,5 +1,7 @@
 #include "codec/cuda/experts.h"
 
+#include <type_traits>
+
 #include "codec/cuda/experts_finish.cuh"
 #include "codec/cuda/experts_plan.cuh"
 #include "codec/cuda/experts_stream.cuh"
@@ -12,70 +14,83 @@ namespace {
 constexpr int kWarps = 8;  // of a block
 constexpr int kBlocksPerSm = 2;
 
-// Gate and up, or down. A warp streams its part of the line, then announces what it has added; the last to arrive at 128 columns of an
-// entry finishes them.
-template <bool kDown>
-__global__ __launch_bounds__(32 * kWarps, kBlocksPerSm) void experts_kernel(ExpertsArguments a) {
-  extern __shared__ __align__(16) uint8_t rings[];
+// Gate and up, or down. A warp announces what it is going to add, streams its part of the line, and finishes those blocks of 128 columns
+// of an entry to which it was the last to announce itself.
+template <bool kDown, Widths kWidths>
+__global__ __launch_bounds__(32 * kWarps, kBlocksPerSm) void experts_kernel(const __grid_constant__ ExpertsArguments a) {
+  __shared__ uint32_t announcements[32 * kWarps];
+  __shared__ Start starts[kWarps];  // kept out of registers, which are for the stream
   const int lane = threadIdx.x % 32, warp = blockIdx.x * kWarps + threadIdx.x / 32;
-  const int k = kDown ? a.d_ff : a.d_model, n = kDown ? a.d_model : a.d_ff;
-  const int n_pairs = k / kPairRows, n_groups = n / kGroupColumns;
-  const Beginning begin = a.beginnings[kDown ? a.n_warps + warp : warp];
-  const int n_jobs = kDown ? a.plan->down.n_jobs : a.plan->up.n_jobs, quota = kDown ? a.plan->down.quota : a.plan->up.quota;
-  const Job* jobs = kDown ? a.plan->down.jobs : a.plan->up.jobs;
+  Start& start = starts[threadIdx.x / 32];
+  if (lane < static_cast<int>(sizeof(Start) / 16)) {
+    const uint4* from = reinterpret_cast<const uint4*>(a.starts + (kDown ? a.n_warps + warp : warp));
+    reinterpret_cast<uint4*>(&start)[lane] = __ldg(from + lane);
+  }
   let_next_kernel_start();
-  if (begin.job < 0) return wait_for_previous_kernel();  // every warp waits, so that the next kernel finds this one and its predecessor done
+  __syncwarp();
+  if (start.job < 0) return wait_for_previous_kernel();  // every warp waits, so that the next kernel finds this one and its predecessor done
 
-  Added added;
-  const int end = (warp + 1) * quota;
-  uint8_t* ring = rings + threadIdx.x / 32 * kRingBytes;
-#pragma unroll 1
-  for (int j = begin.job; j < n_jobs; ++j) {
-    const Job& job = jobs[j];
-    const int start = job.start;
-    if (start >= end) break;
+  {
+    const int k = kDown ? a.d_ff : a.d_model, n_groups = (kDown ? a.d_model : a.d_ff) / kGroupColumns;
     Stretch s;
-    s.blocks = job.blocks;
-    s.begin = j == begin.job ? begin.pair : 0;
-    s.end = min(n_pairs * n_groups, ceil_div(end - start, job.cost));
-    s.n_pairs = n_pairs;
-    s.n_rows = job.n_rows;
-    s.part = warp + j * n_groups;
-    const int slot = job.slots[lane / 4 % kSetRows];
-    const int64_t row = kDown ? slot : 2 * slot + j % 2;
-    s.digits = (kDown ? a.ff_digits : a.model_digits) + row * (k / kChunk) * kChunkBytes + lane % 4 * 16;
-    s.scales = a.ff_scales + int64_t{job.slots[lane % kSetRows]} * (k / kChunk);
-    if (s.begin < s.end) stream_any_width<kDown>(a, s, job.k2, lane, ring, j * n_groups, added);
+    s.n_pairs = k / kPairRows;
+    s.blocks = start.blocks;
+    s.begin = start.begin;
+    s.end = start.end;
+    s.n_rows = start.n_rows;
+    s.announced = &start;
+    int slot = start.slots[lane / 8], scales_slot = start.slots[lane % kSetRows], k2 = start.k2;
+#pragma unroll 1
+    for (int j = start.job;;) {
+      const int64_t row = kDown ? slot : 2 * slot + j % 2;
+      s.digits = (kDown ? a.ff_digits : a.model_digits) + row * (k / kChunk) * kChunkBytes + lane / 4 % 2 * 32 + lane % 4 * 8;
+      s.scales = a.ff_scales + int64_t{scales_slot} * (k / kChunk);
+      s.part = warp + j * n_groups;
+      stream_any_width<kDown, kWidths>(a, s, k2, announcements);
+      if (++j > start.last / n_groups) break;
+      const Job& job = kDown ? a.plan->down.jobs[j] : a.plan->up.jobs[j];
+      s.blocks = job.blocks;
+      s.begin = 0;
+      s.end = j == start.last / n_groups ? (start.last - j * n_groups) * s.n_pairs + start.last_pairs : s.n_pairs * n_groups;
+      s.n_rows = job.n_rows;
+      s.announced = nullptr;
+      slot = job.slots[lane / 8], scales_slot = job.slots[lane % kSetRows], k2 = job.k2;
+    }
   }
 
-  if (added.first < 0) return;
-  // One fence for all parts, then the arrivals: lane i tells about the i-th column group.
-  __threadfence();
-  __syncwarp();
-  uint32_t* arrivals = kDown ? a.down_arrivals : a.up_arrivals;
-  for (int g = added.first; g <= added.last; g += 32) {
-    const int mine = g + lane;
-    bool is_last = false;
-    int entry = 0, block = 0;
-    if (mine <= added.last) {
-      const int job = mine / n_groups;
-      entry = kDown ? job : job / 2;
-      block = (mine - job * n_groups) / 2;
-      const uint32_t count = mine == added.first ? added.first_pairs : mine == added.last ? added.last_pairs : n_pairs;
-      uint32_t* counter = arrivals + entry * (n / kChunk) + block;
-      is_last = atomicAdd(counter, count) + count == (kDown ? 2u : 4u) * n_pairs;
-      if (is_last) *counter = 0;  // nobody else comes
+  // All parts are on their way. Between announcing a token's outputs and storing them there is no wait for a token.
+  const int quota = kDown ? a.plan->down.quota : a.plan->up.quota;
+  const int n_groups = (kDown ? a.d_model : a.d_ff) / kGroupColumns, n_pairs = (kDown ? a.d_ff : a.d_model) / kPairRows;
+  for (int g = start.first; g <= start.last; g += 32) {
+    const uint32_t announced = g == start.first ? announcements[threadIdx.x] : announce<kDown>(a, start, g, lane);
+    const int mine = g + lane, job = mine / n_groups;
+    const int entry = kDown ? job : job / 2, block = (mine - job * n_groups) / 2;
+    const bool is_last = mine <= start.last && announced == (kDown ? 2u : 4u) * n_pairs;
+    const unsigned duties = __ballot_sync(0xFFFFFFFFu, is_last);
+    unsigned tokens = 0;
+    if (is_last) {  // nobody else comes
+      *(kDown ? a.down_arrivals + entry * (a.d_model / kChunk) + block : a.up_arrivals + entry * (a.d_ff / kChunk) + block) = 0;
     }
-    unsigned last_ones = __ballot_sync(0xFFFFFFFFu, is_last);
-    if (last_ones != 0) __threadfence();
 #pragma unroll 1
-    for (; last_ones != 0; last_ones &= last_ones - 1) {
-      const int from = __ffs(last_ones) - 1;
+    for (unsigned left = duties; left != 0; left &= left - 1) {
+      const int from = __ffs(left) - 1;
       const int who = __shfl_sync(0xFFFFFFFFu, entry, from), where = __shfl_sync(0xFFFFFFFFu, block, from);
       if constexpr (kDown) {
-        finish_slots(a, who, where, quota, lane);
+        const unsigned last_tokens = finish_slots(a, who, where, quota, lane);
+        if (lane == from) tokens = last_tokens;
       } else {
         finish_hidden(a, who, where, quota, lane);
+      }
+    }
+    if constexpr (kDown) {
+#pragma unroll 1
+      for (unsigned left = __ballot_sync(0xFFFFFFFFu, tokens != 0); left != 0; left &= left - 1) {
+        const int from = __ffs(left) - 1;
+        const int who = __shfl_sync(0xFFFFFFFFu, entry, from), where = __shfl_sync(0xFFFFFFFFu, block, from);
+#pragma unroll 1
+        for (unsigned rows = __shfl_sync(0xFFFFFFFFu, tokens, from); rows != 0; rows &= rows - 1) {
+          finish_token(a, a.plan->entries[who].slots[__ffs(rows) - 1] / a.n_active, where, lane);
+        }
       }
     }
   }
@@ -87,7 +102,7 @@ ExpertsArguments experts_arguments(const ExpertTable& table, const ExpertsParams
   ExpertsArguments a = {};
   a.experts = table.experts.data();
   a.plan = static_cast<ExpertsPlan*>(s.plan.data());
-  a.beginnings = reinterpret_cast<Beginning*>(s.beginnings.data());
+  a.starts = static_cast<Start*>(s.starts.data());
   a.x = p.x;
   a.ids = p.ids;
   a.weights = p.weights;
@@ -143,6 +158,7 @@ Result<ExpertTable> ExpertTable::create(device::Stream& stream, std::span<const 
         return invalid_argument(name + ": expected [" + std::to_string(k) + ", " + std::to_string(n) + "], found [" +
                                 std::to_string(all[i]->k) + ", " + std::to_string(all[i]->n) + "]");
       }
+      t.widths |= 1u << all[i]->k2;
       if (all[i]->codebook != Codebook::kMul1) return unimplemented(name + ": only mul1 experts run on the GPU");
     }
   }
@@ -163,7 +179,7 @@ Result<ExpertsScratch> ExpertsScratch::create(device::Stream& stream, int64_t d_
   // A part's number is warp + column group: no two (warp, group) that meet share one.
   const size_t up_parts = warps + 2 * slots * 2 * ff_blocks, down_parts = warps + slots * 2 * model_blocks;
   ASSIGN_OR_RETURN(s.plan, device::DeviceBuffer::allocate(device, sizeof(ExpertsPlan), "experts plan"));
-  ASSIGN_OR_RETURN(s.beginnings, device::DeviceArray<int64_t>::allocate(device, 2 * warps, "experts plan"));
+  ASSIGN_OR_RETURN(s.starts, device::DeviceBuffer::allocate(device, 2 * warps * sizeof(Start), "experts plan"));
   ASSIGN_OR_RETURN(s.model_digits, device::DeviceArray<uint8_t>::allocate(device, slots * 2 * model_blocks * kChunkBytes, "experts input"));
   ASSIGN_OR_RETURN(s.model_scales, device::DeviceArray<RowScale>::allocate(device, slots * 2, "experts input scales"));
   ASSIGN_OR_RETURN(s.ff_digits, device::DeviceArray<uint8_t>::allocate(device, slots * ff_blocks * kChunkBytes, "experts hidden"));
@@ -173,30 +189,39 @@ Result<ExpertsScratch> ExpertsScratch::create(device::Stream& stream, int64_t d_
   ASSIGN_OR_RETURN(s.slot_outputs, device::DeviceArray<float>::allocate(device, slots * static_cast<size_t>(d_model), "experts outputs"));
   ASSIGN_OR_RETURN(s.arrivals, device::DeviceArray<uint32_t>::allocate(device, slots * (ff_blocks + 2 * model_blocks), "experts arrivals"));
   RETURN_IF_ERROR(stream.fill_bytes(s.arrivals.data(), 0, s.arrivals.size() * sizeof(uint32_t)));
+  RETURN_IF_ERROR(stream.fill_bytes(s.up_parts.data(), kEmptyIntegerByte, s.up_parts.size() * sizeof(DigitSums)));
+  RETURN_IF_ERROR(stream.fill_bytes(s.down_parts.data(), kEmptyIntegerByte, s.down_parts.size() * sizeof(int64_t)));
+  RETURN_IF_ERROR(stream.fill_bytes(s.slot_outputs.data(), kEmptyFloatByte, s.slot_outputs.size() * sizeof(float)));
   return Result<ExpertsScratch>(std::move(s));
 }
 
 Status run_experts(device::Stream& stream, const ExpertTable& table, const ExpertsParams& p, ExpertsScratch& scratch) {
   RETURN_IF_ERROR(check_experts(table, p, scratch));
   const ExpertsArguments a = experts_arguments(table, p, scratch);
-  RETURN_IF_ERROR(rotate_tokens(stream, a));
-  constexpr int kShared = kWarps * kRingBytes;
-  ESPALIER_CUDA_TRY("experts", cudaFuncSetAttribute(experts_kernel<false>, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
-  ESPALIER_CUDA_TRY("experts", cudaFuncSetAttribute(experts_kernel<true>, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
+  RETURN_IF_ERROR(rotate_tokens(stream, a, scratch.has_dependent_launch));
   cudaLaunchAttribute dependent = {};
   dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   dependent.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(scratch.n_blocks));
   config.blockDim = dim3(32 * kWarps);
-  config.dynamicSmemBytes = kShared;
   config.stream = stream.handle();
   config.attrs = &dependent;
   config.numAttrs = scratch.has_dependent_launch ? 1 : 0;
-  cudaLaunchKernelEx(&config, experts_kernel<false>, a);
-  RETURN_IF_ERROR(stream.launched("experts_kernel<gate, up>"));
-  cudaLaunchKernelEx(&config, experts_kernel<true>, a);
-  return stream.launched("experts_kernel<down>");
+  // A kernel for one width has the registers and the instruction cache for itself.
+  const auto launch = [&](auto widths) -> Status {
+    cudaLaunchKernelEx(&config, experts_kernel<false, decltype(widths)::value>, a);
+    RETURN_IF_ERROR(stream.launched("experts_kernel<gate, up>"));
+    cudaLaunchKernelEx(&config, experts_kernel<true, decltype(widths)::value>, a);
+    return stream.launched("experts_kernel<down>");
+  };
+  const auto is_within = [&](Widths widths) { return (table.widths & ~widths) == 0; };
+  if (is_within(1u << 4)) return launch(std::integral_constant<Widths, 1u << 4>());
+  if (is_within(1u << 6)) return launch(std::integral_constant<Widths, 1u << 6>());
+  if (is_within(1u << 8)) return launch(std::integral_constant<Widths, 1u << 8>());
+  if (is_within(kCommonWidths)) return launch(std::integral_constant<Widths, kCommonWidths>());
+  return launch(std::integral_constant<Widths, kAllWidths>());
 }
 
 }  // namespace espalier::codec::cuda
+

@@ -34,6 +34,7 @@ class ExpertTable {
 
   int64_t d_model = 0, d_ff = 0;
   int n_experts = 0;
+  uint32_t widths = 0;  // bit k2: some matrix has that width
   device::DeviceArray<ExpertMatrices> experts;  // [n_experts]
 };
 
@@ -70,7 +71,7 @@ class ExpertsScratch {
   int n_blocks = 0;                            // of the two large launches: as many as are resident at once
   bool has_dependent_launch = false;
   device::DeviceBuffer plan;                   // ExpertsPlan in experts_plan.cuh
-  device::DeviceArray<int64_t> beginnings;     // [gate and up | down, warps]
+  device::DeviceBuffer starts;                 // [gate and up | down, warps]
   device::DeviceArray<uint8_t> model_digits;   // [slots, gate|up, d_model/128, 256]
   device::DeviceArray<RowScale> model_scales;  // [slots, gate|up]
   device::DeviceArray<uint8_t> ff_digits;      // [slots, d_ff/128, 256]

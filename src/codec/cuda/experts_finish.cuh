@@ -7,6 +7,11 @@
 
 namespace espalier::codec::cuda {
 
+constexpr int kPartsAtOnce = 3;
+
+// Elements are stored whole, and no sum has the low word of an empty place (the digits' sums: experts_stream.cuh) or its high word.
+__device__ __forceinline__ bool have_arrived(const ulonglong2& v) { return v.x != kEmptyInteger64 && v.y != kEmptyInteger64; }
+
 // Value of an exact sum of (254 main + residual) * byte sums, before the row's scale.
 __device__ __forceinline__ float affine(int64_t sum, int64_t digits_sum) {
   const int64_t centred = sum - kWholeOffset * digits_sum;
@@ -17,13 +22,13 @@ __device__ __forceinline__ float silu(float v) { return v / (1.0f + expf(-v)); }
 
 // 128 hidden values of every row of an entry: gate and up, activation, rotation for down, digits.
 __device__ __forceinline__ void finish_hidden(const ExpertsArguments& a, int entry_index, int block, int quota, int lane) {
-  const Entry entry = a.plan->entries[entry_index];
+  const Entry& entry = a.plan->entries[entry_index];
   const int n_pairs = a.d_model / kPairRows, n_groups = a.d_ff / kGroupColumns, n_blocks = a.d_ff / kChunk;
   const int group = 2 * block + lane / 16, column = 4 * (lane % 16);
   const float4 svh_gate = load_scales(entry.gate_svh + block * kChunk, lane), svh_up = load_scales(entry.up_svh + block * kChunk, lane);
   const float4 suh_down = load_scales(entry.down_suh + block * kChunk, lane);
   int n_parts[2];
-  const DigitSums* parts[2];
+  DigitSums* parts[2];
 #pragma unroll
   for (int m = 0; m < 2; ++m) {
     const Arrivals who = arrivals_of(a.plan->up.jobs[2 * entry_index + m], quota, group, n_pairs);
@@ -31,28 +36,43 @@ __device__ __forceinline__ void finish_hidden(const ExpertsArguments& a, int ent
     parts[m] = a.up_parts + int64_t{who.first + (2 * entry_index + m) * n_groups + group} * kSetRows * kGroupColumns + column;
   }
   const int most = __reduce_max_sync(0xFFFFFFFFu, max(n_parts[0], n_parts[1]));
+#pragma unroll 1
   for (int row = 0; row < entry.n_rows; ++row) {
     const int slot = entry.slots[row];
     const int4 scales = __ldcg(reinterpret_cast<const int4*>(a.model_scales + 2 * slot));  // gate's scale, sum, up's scale, sum
     int mains[2][4] = {}, residuals[2][4] = {};
-    for (int j0 = 0; j0 < most; j0 += 4) {
-      int4 low[4][2], high[4][2];
+#pragma unroll 1
+    for (int j0 = 0; j0 < most; j0 += kPartsAtOnce) {
+      ulonglong2 got[kPartsAtOnce][2][2];
+      bool all_there;
+      do {
+        all_there = true;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
+        for (int j = 0; j < kPartsAtOnce; ++j) {
 #pragma unroll
-        for (int m = 0; m < 2; ++m) {
-          const int4* from = reinterpret_cast<const int4*>(parts[m] + int64_t{(j0 + j) * kSetRows + row} * kGroupColumns);
-          const bool there = j0 + j < n_parts[m];
-          low[j][m] = there ? __ldcg(from) : int4{0, 0, 0, 0};
-          high[j][m] = there ? __ldcg(from + 1) : int4{0, 0, 0, 0};
+          for (int m = 0; m < 2; ++m) {
+            const DigitSums* from = parts[m] + int64_t{(j0 + j) * kSetRows + row} * kGroupColumns;
+            const bool there = j0 + j < n_parts[m];
+            got[j][m][0] = there ? load_relaxed_64(from) : ulonglong2{0, 0};
+            got[j][m][1] = there ? load_relaxed_64(from + 2) : ulonglong2{0, 0};
+          }
         }
-      }
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
+        for (int j = 0; j < kPartsAtOnce; ++j) {
+#pragma unroll
+          for (int m = 0; m < 2; ++m) all_there = all_there && have_arrived(got[j][m][0]) && have_arrived(got[j][m][1]);
+        }
+      } while (!__all_sync(0xFFFFFFFFu, all_there));
+#pragma unroll
+      for (int j = 0; j < kPartsAtOnce; ++j) {
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
-          mains[m][0] += low[j][m].x, residuals[m][0] += low[j][m].y, mains[m][1] += low[j][m].z, residuals[m][1] += low[j][m].w;
-          mains[m][2] += high[j][m].x, residuals[m][2] += high[j][m].y, mains[m][3] += high[j][m].z, residuals[m][3] += high[j][m].w;
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const ulonglong2 v = got[j][m][half];
+            mains[m][2 * half] += static_cast<int>(v.x), residuals[m][2 * half] += static_cast<int>(v.x >> 32);
+            mains[m][2 * half + 1] += static_cast<int>(v.y), residuals[m][2 * half + 1] += static_cast<int>(v.y >> 32);
+          }
         }
       }
     }
@@ -86,53 +106,103 @@ __device__ __forceinline__ void finish_hidden(const ExpertsArguments& a, int ent
     const int64_t at = int64_t{slot} * n_blocks + block;
     store_digits(digits, lane, a.ff_digits + at * kChunkBytes);
     if (lane == 0) a.ff_scales[at] = {exponent, kResidualUnits * digits.sum_main + digits.sum_residual};
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll 1
+      for (int j = 0; j < n_parts[m]; ++j) {
+        DigitSums* read = parts[m] + int64_t{j * kSetRows + row} * kGroupColumns;
+        store_relaxed(read, filled(kEmptyInteger));
+        store_relaxed(read + 2, filled(kEmptyInteger));
+      }
+    }
   }
 }
 
 // 128 outputs of a token: its experts' in order.
 __device__ __forceinline__ void finish_token(const ExpertsArguments& a, int token, int block, int lane) {
-  const float* from = a.slot_outputs + int64_t{token} * a.n_active * a.d_model + block * kChunk + 4 * lane;
+  float* from = a.slot_outputs + int64_t{token} * a.n_active * a.d_model + block * kChunk + 4 * lane;
   float4 y = {0, 0, 0, 0};
-#pragma unroll 6
-  for (int i = 0; i < a.n_active; ++i) {
-    const float4 v = __ldcg(reinterpret_cast<const float4*>(from + int64_t{i} * a.d_model));
-    y.x += v.x, y.y += v.y, y.z += v.z, y.w += v.w;
+  constexpr int kAtOnce = 8;
+  for (int i0 = 0; i0 < a.n_active; i0 += kAtOnce) {
+    uint4 v[kAtOnce];
+    bool all_there;
+    do {
+      all_there = true;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) v[i] = i0 + i < a.n_active ? load_relaxed(from + int64_t{i0 + i} * a.d_model) : filled(0);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) all_there = all_there && has_none(v[i], kEmptyFloat);
+    } while (!__all_sync(0xFFFFFFFFu, all_there));
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (i0 + i < a.n_active) {
+        y.x += __uint_as_float(v[i].x), y.y += __uint_as_float(v[i].y), y.z += __uint_as_float(v[i].z), y.w += __uint_as_float(v[i].w);
+      }
+    }
   }
   reinterpret_cast<float4*>(a.y + int64_t{token} * a.d_model + block * kChunk)[lane] = y;
+  for (int i = 0; i < a.n_active; ++i) store_relaxed(from + int64_t{i} * a.d_model, filled(kEmptyFloat));
 }
 
-// 128 weighted outputs of every row of an entry; then the tokens for which these were the last.
-__device__ __forceinline__ void finish_slots(const ExpertsArguments& a, int entry_index, int block, int quota, int lane) {
-  const Entry entry = a.plan->entries[entry_index];
+// 128 weighted outputs of every row of an entry. Returns (bit r: row r) for which tokens these were announced last.
+__device__ __forceinline__ unsigned finish_slots(const ExpertsArguments& a, int entry_index, int block, int quota, int lane) {
+  const Entry& entry = a.plan->entries[entry_index];
+  const int n_rows = entry.n_rows;
   const int n_pairs = a.d_ff / kPairRows, n_groups = a.d_model / kGroupColumns, n_blocks = a.d_ff / kChunk;
   const int group = 2 * block + lane / 16, column = 4 * (lane % 16);
+  uint32_t* counter = nullptr;
+  uint32_t arrived = 0;
+  if (lane < n_rows) {
+    counter = a.token_arrivals + entry.slots[lane] / a.n_active * (a.d_model / kChunk) + block;
+    arrived = atomicAdd(counter, 1u) + 1;
+  }
   const float4 svh = load_scales(entry.down_svh + block * kChunk, lane);
   const Arrivals who = arrivals_of(a.plan->down.jobs[entry_index], quota, group, n_pairs);
   const int n_parts = who.last - who.first + 1, most = __reduce_max_sync(0xFFFFFFFFu, n_parts);
-  const int64_t* parts = a.down_parts + int64_t{who.first + entry_index * n_groups + group} * kSetRows * kGroupColumns + column;
-  for (int row = 0; row < entry.n_rows; ++row) {
+  int64_t* parts = a.down_parts + int64_t{who.first + entry_index * n_groups + group} * kSetRows * kGroupColumns + column;
+#pragma unroll 1
+  for (int row = 0; row < n_rows; ++row) {
     const int slot = entry.slots[row];
     const float weight = __ldg(a.weights + slot);
-    const FfScale* scales = a.ff_scales + int64_t{slot} * n_blocks;
-    const int top = __reduce_max_sync(0xFFFFFFFFu, top_exponent(scales, n_blocks, lane, 32));
-    int64_t digits_sum = 0;
-    for (int c = lane; c < n_blocks; c += 32) {
-      const int2 raw = __ldcg(reinterpret_cast<const int2*>(scales + c));
-      digits_sum += int64_t{raw.y} * unit_of(raw.x, top);
+    constexpr int kMaxScales = 4;  // a lane's, at d_ff 16384
+    int2 raw[kMaxScales];
+#pragma unroll
+    for (int i = 0; i < kMaxScales; ++i) {
+      const int c = lane + 32 * i;
+      raw[i] = c < n_blocks ? __ldcg(reinterpret_cast<const int2*>(a.ff_scales + int64_t{slot} * n_blocks + c)) : int2{-1000, 0};
     }
     int64_t sum[4] = {0, 0, 0, 0};
-    for (int j0 = 0; j0 < most; j0 += 4) {
-      longlong2 low[4], high[4];
+    constexpr int kAtOnce = 6;
+    for (int j0 = 0; j0 < most; j0 += kAtOnce) {
+      ulonglong2 low[kAtOnce], high[kAtOnce];
+      bool all_there;
+      do {
+        all_there = true;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const longlong2* from = reinterpret_cast<const longlong2*>(parts + int64_t{(j0 + j) * kSetRows + row} * kGroupColumns);
-        const bool there = j0 + j < n_parts;
-        low[j] = there ? __ldcg(from) : longlong2{0, 0};
-        high[j] = there ? __ldcg(from + 1) : longlong2{0, 0};
+        for (int j = 0; j < kAtOnce; ++j) {
+          const int64_t* from = parts + int64_t{(j0 + j) * kSetRows + row} * kGroupColumns;
+          const bool there = j0 + j < n_parts;
+          low[j] = there ? load_relaxed_64(from) : ulonglong2{0, 0};
+          high[j] = there ? load_relaxed_64(from + 2) : ulonglong2{0, 0};
+        }
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) {
+          all_there = all_there && have_arrived(low[j]) && have_arrived(high[j]);
+        }
+      } while (!__all_sync(0xFFFFFFFFu, all_there));
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        sum[0] += static_cast<int64_t>(low[j].x), sum[1] += static_cast<int64_t>(low[j].y);
+        sum[2] += static_cast<int64_t>(high[j].x), sum[3] += static_cast<int64_t>(high[j].y);
       }
-#pragma unroll
-      for (int j = 0; j < 4; ++j) sum[0] += low[j].x, sum[1] += low[j].y, sum[2] += high[j].x, sum[3] += high[j].y;
     }
+    int top = -1000;
+#pragma unroll
+    for (int i = 0; i < kMaxScales; ++i) top = max(top, raw[i].x);
+    top = __reduce_max_sync(0xFFFFFFFFu, top);
+    int64_t digits_sum = 0;
+#pragma unroll
+    for (int i = 0; i < kMaxScales; ++i) digits_sum += int64_t{raw[i].y} * unit_of(raw[i].x, top);
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) digits_sum += __shfl_xor_sync(0xFFFFFFFFu, digits_sum, distance);
     const float scale = top == kNotFinite ? NAN : __int_as_float((top - kHeadroom + 127) << 23);
@@ -140,24 +210,19 @@ __device__ __forceinline__ void finish_slots(const ExpertsArguments& a, int entr
 #pragma unroll
     for (int j = 0; j < 4; ++j) v[j] = affine(sum[j], digits_sum) * scale;
     rotate_chunk(v, lane);
-    const float4 out = {v[0] * svh.x * weight, v[1] * svh.y * weight, v[2] * svh.z * weight, v[3] * svh.w * weight};
-    __stcg(reinterpret_cast<float4*>(a.slot_outputs + int64_t{slot} * a.d_model + block * kChunk) + lane, out);
+    const uint4 out = {__float_as_uint(v[0] * svh.x * weight), __float_as_uint(v[1] * svh.y * weight), __float_as_uint(v[2] * svh.z * weight),
+                       __float_as_uint(v[3] * svh.w * weight)};
+    store_relaxed(a.slot_outputs + int64_t{slot} * a.d_model + block * kChunk + 4 * lane, out);
+#pragma unroll 1
+    for (int j = 0; j < n_parts; ++j) {
+      int64_t* read = parts + int64_t{j * kSetRows + row} * kGroupColumns;
+      store_relaxed(read, filled(kEmptyInteger));
+      store_relaxed(read + 2, filled(kEmptyInteger));
+    }
   }
-  __threadfence();
-  __syncwarp();
-  bool is_last = false;
-  int token = 0;
-  if (lane < entry.n_rows) {
-    token = entry.slots[lane] / a.n_active;
-    uint32_t* counter = a.token_arrivals + token * (a.d_model / kChunk) + block;
-    is_last = atomicAdd(counter, 1u) + 1 == static_cast<uint32_t>(a.n_active);
-    if (is_last) *counter = 0;  // nobody else comes
-  }
-  unsigned last_ones = __ballot_sync(0xFFFFFFFFu, is_last);
-  if (last_ones != 0) __threadfence();
-  for (; last_ones != 0; last_ones &= last_ones - 1) {
-    finish_token(a, __shfl_sync(0xFFFFFFFFu, token, __ffs(last_ones) - 1), block, lane);
-  }
+  const bool is_last = lane < n_rows && arrived == static_cast<uint32_t>(a.n_active);
+  if (is_last) *counter = 0;  // nobody else comes
+  return __ballot_sync(0xFFFFFFFFu, is_last);
 }
 
 }  // namespace espalier::codec::cuda

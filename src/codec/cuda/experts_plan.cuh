@@ -3,7 +3,7 @@
 //
 // A job is a matrix with up to four rows. Jobs lie end to end on a line whose unit is cost (32 rows x 64 columns, weighted by what
 // a width costs); warp w takes [w * quota, (w + 1) * quota). Who adds to a column group follows from that by arithmetic, so nothing
-// about the cuts is stored but each warp's beginning.
+// about the cuts is stored but where each warp starts.
 #pragma once
 
 #include <cstdint>
@@ -41,9 +41,15 @@ struct Job {
   int slots[kSetRows];  // the entry's
 };
 
-// Where a warp begins; job < 0: it has nothing to do.
-struct Beginning {
-  int job, pair;
+// What a warp needs to begin: its part of its first job, and the column groups (numbered through all jobs) that it will add to.
+struct alignas(16) Start {
+  const uint32_t* blocks;        // of the job's matrix
+  int job;                       // < 0: nothing to do
+  int begin, end;                // pairs of this job
+  int k2, n_rows;
+  int slots[kSetRows];
+  int first, last;               // column groups
+  int first_pairs, last_pairs;   // of the first and the last; the inner ones wholly
 };
 
 template <int kMaxJobs>
@@ -63,7 +69,7 @@ struct ExpertsPlan {
 struct ExpertsArguments {
   const ExpertMatrices* experts;
   ExpertsPlan* plan;
-  Beginning* beginnings;    // [2, n_warps]
+  Start* starts;            // [2, n_warps]
   const float* x;
   const int32_t* ids;
   const float* weights;
@@ -86,7 +92,7 @@ struct ExpertsArguments {
 ExpertsArguments experts_arguments(const ExpertTable& table, const ExpertsParams& p, const ExpertsScratch& scratch);
 Status check_experts(const ExpertTable& table, const ExpertsParams& p, const ExpertsScratch& scratch);
 // Queues the rotation of the tokens for every slot's gate and up.
-Status rotate_tokens(device::Stream& stream, const ExpertsArguments& a);
+Status rotate_tokens(device::Stream& stream, const ExpertsArguments& a, bool has_dependent_launch);
 
 // Who adds to a column group: warps first .. last, parts first + index .. last + index.
 struct Arrivals {

@@ -99,20 +99,17 @@ Status rotate(device::Stream& stream, double* a, int64_t rows, int64_t cols, boo
   return stream.launched("rotate_columns");
 }
 
-// ---- products: out [64, 64] tiles, every element one chain over ascending j ----
+// ---- products: every element one chain over ascending depth ----
 
 // 256 threads, thread (ty, tx) has rows ty + 16*i and columns tx + 16*j. The operands of a chunk of kDepth are in
 // shared memory.
 constexpr int kTileEdge = 64;
 constexpr int kDepth = 16;
 
-// out (+)= left * right. left(i, j) = left[i * left_stride + j], or left[j * left_stride + i] negated when
-// kNegatedTranspose. upper: skip tiles below the diagonal.
-template <bool kNegatedTranspose>
+// out -= left^T * right on and above the diagonal's tiles, left [depth, rows], right [depth, cols].
 __global__ void __launch_bounds__(256)
-    product(const double* left, int64_t left_stride, const double* right, int64_t right_stride, double* out,
-            int64_t out_stride, int rows, int cols, int depth, bool add, bool upper) {
-  if (upper && blockIdx.x < blockIdx.y) return;
+    subtract_product(const double* left, const double* right, int64_t stride, double* out, int size, int depth) {
+  if (blockIdx.x < blockIdx.y) return;
   __shared__ double l[kDepth][kTileEdge + 1];
   __shared__ double r[kDepth][kTileEdge + 1];
   const int thread = static_cast<int>(threadIdx.x);
@@ -121,27 +118,20 @@ __global__ void __launch_bounds__(256)
   const int row0 = static_cast<int>(blockIdx.y) * kTileEdge;
   const int col0 = static_cast<int>(blockIdx.x) * kTileEdge;
   double sum[4][4] = {};
-  if (add) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < 4; ++i) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int row = row0 + ty + 16 * i, col = col0 + tx + 16 * j;
-        if (row < rows && col < cols) sum[i][j] = out[row * out_stride + col];
-      }
+    for (int j = 0; j < 4; ++j) {
+      const int row = row0 + ty + 16 * i, col = col0 + tx + 16 * j;
+      if (row < size && col < size) sum[i][j] = out[row * stride + col];
     }
   }
   for (int d0 = 0; d0 < depth; d0 += kDepth) {
     __syncthreads();
     for (int e = thread; e < kDepth * kTileEdge; e += 256) {
-      const int wide = e % kTileEdge, deep = e / kTileEdge;  // neighbours along a row of the operand
-      const int narrow = e % kDepth, tall = e / kDepth;
-      if (kNegatedTranspose) {
-        l[deep][wide] = row0 + wide < rows ? -left[(d0 + deep) * left_stride + row0 + wide] : 0.0;
-      } else {
-        l[narrow][tall] = row0 + tall < rows ? left[(row0 + tall) * left_stride + d0 + narrow] : 0.0;
-      }
-      r[deep][wide] = col0 + wide < cols ? right[(d0 + deep) * right_stride + col0 + wide] : 0.0;
+      const int wide = e % kTileEdge, deep = e / kTileEdge;
+      l[deep][wide] = row0 + wide < size ? -left[(d0 + deep) * stride + row0 + wide] : 0.0;
+      r[deep][wide] = col0 + wide < size ? right[(d0 + deep) * stride + col0 + wide] : 0.0;
     }
     __syncthreads();
 #pragma unroll
@@ -163,8 +153,67 @@ __global__ void __launch_bounds__(256)
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int row = row0 + ty + 16 * i, col = col0 + tx + 16 * j;
-      if (row < rows && col < cols) out[row * out_stride + col] = sum[i][j];
+      if (row < size && col < size) out[row * stride + col] = sum[i][j];
     }
+  }
+}
+
+// out = left * right for large operands whose sizes are multiples of the tile: [128, 64] a block, rows ty + 16*i and columns
+// tx + 16*j of it a thread. The next operands are on their way to registers while these are multiplied. The same chains as above.
+constexpr int kWideRows = 128;
+constexpr int kWideDepth = 8;
+
+__global__ void __launch_bounds__(256, 2)
+    wide_product(const double* left, const double* right, double* out, int cols, int depth) {
+  __shared__ double l[2][kWideDepth][kWideRows + 2];
+  __shared__ double r[2][kWideDepth][kTileEdge];
+  const int thread = static_cast<int>(threadIdx.x);
+  const int tx = thread % 16, ty = thread / 16;
+  const int64_t row0 = int64_t{blockIdx.y} * kWideRows, col0 = int64_t{blockIdx.x} * kTileEdge;
+  // A thread brings four neighbours of a row of the left operand, and two of the right one.
+  const double* from_left = left + (row0 + thread / 2) * depth + thread % 2 * 4;
+  const double* from_right = right + int64_t{thread / 32} * cols + col0 + thread % 32 * 2;
+  double2 next_left[2], next_right;
+  const auto request = [&](int d0) {
+    next_left[0] = *reinterpret_cast<const double2*>(from_left + d0);
+    next_left[1] = *reinterpret_cast<const double2*>(from_left + d0 + 2);
+    next_right = *reinterpret_cast<const double2*>(from_right + int64_t{d0} * cols);
+  };
+  const auto keep = [&](int at) {
+    const int row = thread / 2, d = thread % 2 * 4;
+    l[at][d][row] = next_left[0].x, l[at][d + 1][row] = next_left[0].y;
+    l[at][d + 2][row] = next_left[1].x, l[at][d + 3][row] = next_left[1].y;
+    *reinterpret_cast<double2*>(&r[at][thread / 32][thread % 32 * 2]) = next_right;
+  };
+  double sum[8][4] = {};
+  request(0);
+  keep(0);
+  __syncthreads();
+  int at = 0;
+  for (int d0 = 0; d0 < depth; d0 += kWideDepth) {
+    const bool has_next = d0 + kWideDepth < depth;
+    if (has_next) request(d0 + kWideDepth);
+#pragma unroll
+    for (int d = 0; d < kWideDepth; ++d) {
+      double a[8], b[4];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) a[i] = l[at][d][ty + 16 * i];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) b[j] = r[at][d][tx + 16 * j];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sum[i][j] = __dadd_rn(sum[i][j], __dmul_rn(b[j], a[i]));
+      }
+    }
+    at ^= 1;
+    if (has_next) keep(at);
+    __syncthreads();
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) out[(row0 + ty + 16 * i) * cols + col0 + tx + 16 * j] = sum[i][j];
   }
 }
 
@@ -327,10 +376,9 @@ Status cholesky_on_device(device::Stream& stream, double* a, int64_t n, int* fai
     RETURN_IF_ERROR(stream.launched("solve_panel"));
     const double* panel = a + start * n + start + kPanel;
     const unsigned edge = blocks_of(right, kTileEdge);
-    product<true><<<dim3(edge, edge), 256, 0, stream.handle()>>>(panel, n, panel, n, a + (start + kPanel) * (n + 1), n,
-                                                                 static_cast<int>(right), static_cast<int>(right),
-                                                                 kPanel, true, true);
-    RETURN_IF_ERROR(stream.launched("product"));
+    subtract_product<<<dim3(edge, edge), 256, 0, stream.handle()>>>(panel, panel, n, a + (start + kPanel) * (n + 1),
+                                                                    static_cast<int>(right), kPanel);
+    RETURN_IF_ERROR(stream.launched("subtract_product"));
   }
   return ok_status();
 }
@@ -359,7 +407,8 @@ Status measure_on_device(device::Stream& stream, const float* weight, const floa
   double* const product_of = scratch;
   double* const a = scratch + k * n;
   const int n_rows = static_cast<int>(k), n_cols = static_cast<int>(n);
-  const dim3 tiles(blocks_of(n, kTileEdge), blocks_of(k, kTileEdge));
+  CHECK(k % kWideRows == 0 && n % kTileEdge == 0) << "error of [" << k << ", " << n << "]";
+  const dim3 tiles(blocks_of(n, kTileEdge), blocks_of(k, kWideRows));
   for (int which = 0; which < 2; ++which) {  // the error, then the weight
     difference<<<blocks_of(k * n, 256), 256, 0, stream.handle()>>>(weight, decoded, k * n, which == 0 ? a : product_of,
                                                                    which == 0 ? product_of : a);
@@ -367,9 +416,8 @@ Status measure_on_device(device::Stream& stream, const float* weight, const floa
     row_sums<<<blocks_of(k, 8), 256, 0, stream.handle()>>>(a, a, n_rows, n_cols, rows + (2 + which) * k);
     RETURN_IF_ERROR(stream.launched("row_sums"));
     if (h != nullptr) {
-      product<false>
-          <<<tiles, 256, 0, stream.handle()>>>(h, k, a, n, product_of, n, n_rows, n_cols, n_rows, false, false);
-      RETURN_IF_ERROR(stream.launched("product"));
+      wide_product<<<tiles, 256, 0, stream.handle()>>>(h, a, product_of, n_cols, n_rows);
+      RETURN_IF_ERROR(stream.launched("wide_product"));
     }
     row_sums<<<blocks_of(k, 8), 256, 0, stream.handle()>>>(a, h != nullptr ? product_of : a, n_rows, n_cols,
                                                            rows + which * k);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "codec/cuda/arrivals.cuh"
 #include "codec/cuda/lanes.cuh"
 #include "device/cuda_status.cuh"
 #include "device/device.h"
@@ -39,31 +40,73 @@ __device__ __forceinline__ ChunkScale quantize_chunk(const float4& x, const floa
 __global__ __launch_bounds__(128) void rotate_rows_kernel(Arguments a, uint8_t* digits, ChunkScale* scales) {
   const int lane = threadIdx.x % 32, index = blockIdx.x * 4 + threadIdx.x / 32;
   let_next_kernel_start();
+  wait_for_previous_kernel();
   if (index >= a.rows * a.n_chunks) return;
   const int chunk = index % a.n_chunks, row = index / a.n_chunks;
-  const float4 x = __ldg(reinterpret_cast<const float4*>(a.x + row * a.m.k + chunk * kChunk) + lane);
+  const float4 x = *(reinterpret_cast<const float4*>(a.x + row * a.m.k + chunk * kChunk) + lane);
   const ChunkScale scale = quantize_chunk(x, load_scales(a.m.suh + chunk * kChunk, lane), lane, digits + int64_t{index} * kChunkBytes);
   if (lane == 0) scales[index] = scale;
 }
 
-// Sums a column block's slices in order, rotates, scales, writes: one warp per row.
-__device__ __forceinline__ void finish_columns(const Arguments& a, int column_block, int lane, int warp, int n_warps) {
+constexpr int kFinishSlices = 10;  // loads in flight of a lane, times rows
+
+// Sums a column block's slices in order, rotates, scales, writes; a warp has up to kFinishRows rows at a time. own: this block's sums
+// [rows, 64] of slice own_slice and half own_half, which never left it. Everyone who has not written yet is running, so the wait ends.
+template <int kFinishRows>
+__device__ __forceinline__ void finish_columns(const Arguments& a, int column_block, const float* own, int own_slice, int own_half, int lane,
+                                               int warp, int n_warps) {
   const float4 svh = load_scales(a.m.svh + int64_t{column_block} * kChunk, lane);
-  for (int row = warp; row < a.rows; row += n_warps) {
-    const float* from = a.partials + (int64_t{column_block} * a.rows + row) * a.n_slices * kChunk + 4 * lane;
-    float v[4] = {0, 0, 0, 0};
-    for (int s0 = 0; s0 < a.n_slices; s0 += 10) {
-      float4 part[10];
+  const bool is_mine = lane / 16 == own_half;
+  for (int row0 = warp; row0 < a.rows; row0 += kFinishRows * n_warps) {
+    float* from = a.partials + (int64_t{column_block} * a.rows + row0) * a.n_slices * kChunk + 4 * lane;
+    const int64_t row_step = int64_t{n_warps} * a.n_slices * kChunk;
+    float v[kFinishRows][4] = {};
+    for (int s0 = 0; s0 < a.n_slices; s0 += kFinishSlices) {
+      uint4 part[kFinishRows][kFinishSlices];
+      bool all_there;
+      do {
+        all_there = true;
 #pragma unroll
-      for (int j = 0; j < 10; ++j) {
-        part[j] = s0 + j < a.n_slices ? __ldcg(reinterpret_cast<const float4*>(from + (s0 + j) * kChunk)) : float4{0, 0, 0, 0};
+        for (int r = 0; r < kFinishRows; ++r) {
+#pragma unroll
+          for (int j = 0; j < kFinishSlices; ++j) {
+            const int slice = s0 + j, row = row0 + r * n_warps;
+            part[r][j] = uint4{0, 0, 0, 0};
+            if (slice < a.n_slices && row < a.rows) {
+              if (is_mine && slice == own_slice) {
+                part[r][j] = *reinterpret_cast<const uint4*>(own + row * kGroupColumns + 4 * (lane % 16));
+              } else {
+                part[r][j] = load_relaxed(from + r * row_step + slice * kChunk);
+              }
+            }
+          }
+        }
+#pragma unroll
+        for (int r = 0; r < kFinishRows; ++r) {
+#pragma unroll
+          for (int j = 0; j < kFinishSlices; ++j) all_there = all_there && has_none(part[r][j], kEmptyFloat);
+        }
+      } while (!__all_sync(0xFFFFFFFFu, all_there));
+#pragma unroll
+      for (int r = 0; r < kFinishRows; ++r) {
+#pragma unroll
+        for (int j = 0; j < kFinishSlices; ++j) {
+          v[r][0] += __uint_as_float(part[r][j].x), v[r][1] += __uint_as_float(part[r][j].y);
+          v[r][2] += __uint_as_float(part[r][j].z), v[r][3] += __uint_as_float(part[r][j].w);
+        }
       }
-#pragma unroll
-      for (int j = 0; j < 10; ++j) v[0] += part[j].x, v[1] += part[j].y, v[2] += part[j].z, v[3] += part[j].w;
     }
-    rotate_chunk(v, lane);
-    const float4 y = {v[0] * svh.x, v[1] * svh.y, v[2] * svh.z, v[3] * svh.w};
-    reinterpret_cast<float4*>(a.y + row * a.m.n + int64_t{column_block} * kChunk)[lane] = y;
+#pragma unroll
+    for (int r = 0; r < kFinishRows; ++r) {
+      const int row = row0 + r * n_warps;
+      if (row >= a.rows) break;
+      rotate_chunk(v[r], lane);
+      const float4 y = {v[r][0] * svh.x, v[r][1] * svh.y, v[r][2] * svh.z, v[r][3] * svh.w};
+      reinterpret_cast<float4*>(a.y + row * a.m.n + int64_t{column_block} * kChunk)[lane] = y;
+      for (int slice = 0; slice < a.n_slices; ++slice) {
+        store_relaxed(from + r * row_step + slice * kChunk, filled(kEmptyFloat));
+      }
+    }
   }
 }
 
@@ -85,6 +128,13 @@ __global__ __launch_bounds__(192) void product_kernel(Arguments a) {
     for (int p = 0; p < kChunkPairs; ++p) load_block<k2>(blocks + p * block_words(k2), lane, w[p]);
   }
 
+  float4 suh = {};
+  if (kRotates && has_chunk) suh = load_scales(a.m.suh + chunk * kChunk, lane);
+  wait_for_previous_kernel();  // weights and scales do not depend on it, everything below does
+  // The last block to begin at 128 columns will finish them: all others are running then, so it can wait for their sums.
+  uint32_t ticket = 0;
+  if (threadIdx.x == 0) ticket = atomicAdd(a.arrivals + group / 2, 1u);
+
   // Shared memory: first every warp's digits [warps, rows, 256], later the sums [warps, rows, 64].
   int acc[kSets][kGroupTiles][4];
   float scale[kSets];
@@ -94,13 +144,12 @@ __global__ __launch_bounds__(192) void product_kernel(Arguments a) {
     const int my_row = lane % 4;
     if constexpr (kRotates) {
       uint8_t* own = reinterpret_cast<uint8_t*>(shared4) + warp * a.rows * kChunkBytes;
-      const float4 suh = load_scales(a.m.suh + chunk * kChunk, lane);
       ChunkScale mine[kSets];
       for (int s = 0; s < kSets; ++s) mine[s] = {0, 0, 0, 0};
 #pragma unroll
       for (int r = 0; r < kSetRows * kSets; ++r) {
         if (r < a.rows) {
-          const float4 x = __ldg(reinterpret_cast<const float4*>(a.x + r * a.m.k + chunk * kChunk) + lane);
+          const float4 x = *(reinterpret_cast<const float4*>(a.x + r * a.m.k + chunk * kChunk) + lane);
           const ChunkScale of_row = quantize_chunk(x, suh, lane, own + r * kChunkBytes);
           if (my_row == r % kSetRows) mine[r / kSetRows] = of_row;
         }
@@ -117,7 +166,6 @@ __global__ __launch_bounds__(192) void product_kernel(Arguments a) {
         }
       }
     } else {
-      wait_for_previous_kernel();
 #pragma unroll
       for (int s = 0; s < kSets; ++s) {
         digits[s] = a.digits + (int64_t{min(kSetRows * s + column / 2, a.rows - 1)} * a.n_chunks + chunk) * kChunkBytes;
@@ -142,8 +190,6 @@ __global__ __launch_bounds__(192) void product_kernel(Arguments a) {
     }
 #pragma unroll
     for (int p = 0; p < kChunkPairs; ++p) multiply_block<k2, kSets>(w[p], b[p], ring_neighbour(lane), acc);
-  } else {
-    wait_for_previous_kernel();
   }
 
   float* sums = reinterpret_cast<float*>(shared4);
@@ -162,24 +208,29 @@ __global__ __launch_bounds__(192) void product_kernel(Arguments a) {
       }
     }
   }
+  if (threadIdx.x == 0) {
+    is_last = ticket == 2u * a.n_slices - 1u;
+    if (is_last) a.arrivals[group / 2] = 0;  // nobody else comes
+  }
   __syncthreads();
   const int n_used = min(n_warps, a.n_chunks - slice * n_warps);
   float* partials = a.partials + int64_t{group / 2} * a.rows * a.n_slices * kChunk + slice * kChunk + group % 2 * kGroupColumns;
-  for (int i = threadIdx.x; i < a.rows * kGroupColumns; i += blockDim.x) {
-    float sum = 0;
-    for (int w0 = 0; w0 < n_used; ++w0) sum += sums[w0 * a.rows * kGroupColumns + i];
-    __stcg(partials + int64_t{i / kGroupColumns} * a.n_slices * kChunk + i % kGroupColumns, sum);
+  for (int i = 4 * threadIdx.x; i < a.rows * kGroupColumns; i += 4 * blockDim.x) {
+    float4 sum = {0, 0, 0, 0};
+    for (int w0 = 0; w0 < n_used; ++w0) {
+      const float4 v = *reinterpret_cast<const float4*>(sums + w0 * a.rows * kGroupColumns + i);
+      sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+    }
+    if (is_last) {
+      *reinterpret_cast<float4*>(sums + i) = sum;
+    } else {
+      const uint4 bits = {__float_as_uint(sum.x), __float_as_uint(sum.y), __float_as_uint(sum.z), __float_as_uint(sum.w)};
+      store_relaxed(partials + int64_t{i / kGroupColumns} * a.n_slices * kChunk + i % kGroupColumns, bits);
+    }
   }
+  if (!is_last) return;
   __syncthreads();
-  if (threadIdx.x == 0) {
-    __threadfence();
-    const uint32_t before = atomicAdd(a.arrivals + group / 2, 1u);
-    is_last = before == 2u * a.n_slices - 1u;
-    if (is_last) a.arrivals[group / 2] = 0;  // nobody else comes
-    __threadfence();
-  }
-  __syncthreads();
-  if (is_last) finish_columns(a, group / 2, lane, warp, n_warps);
+  finish_columns<kSets == 1 ? 1 : 2>(a, group / 2, sums, slice, group % 2, lane, warp, n_warps);
 }
 
 // One chunk per warp; blocks of 4 to 6 warps so that the slices of k come out even. Depends on k only: it decides the order of sums.
@@ -236,6 +287,8 @@ Result<ProductScratch> ProductScratch::create(device::Stream& stream, int64_t ma
   const size_t chunks = static_cast<size_t>(max_k / kChunk), blocks = static_cast<size_t>(max_n / kChunk);
   const size_t slices = (chunks + kMinSlices - 1) / kMinSlices;
   ProductScratch s;
+  ASSIGN_OR_RETURN(const device::DeviceInfo info, device::find_device(device));
+  s.has_dependent_launch = info.major >= 9;
   s.max_k = max_k;
   s.max_n = max_n;
   ASSIGN_OR_RETURN(s.partials, device::DeviceArray<float>::allocate(device, blocks * kMaxProductRows * slices * kChunk, "product partials"));
@@ -243,6 +296,7 @@ Result<ProductScratch> ProductScratch::create(device::Stream& stream, int64_t ma
   ASSIGN_OR_RETURN(s.digits, device::DeviceArray<uint8_t>::allocate(device, kMaxProductRows * chunks * kChunkBytes, "product digits"));
   ASSIGN_OR_RETURN(s.scales, device::DeviceArray<ChunkScale>::allocate(device, kMaxProductRows * chunks, "product scales"));
   RETURN_IF_ERROR(stream.fill_bytes(s.arrivals.data(), 0, blocks * sizeof(uint32_t)));
+  RETURN_IF_ERROR(stream.fill_bytes(s.partials.data(), kEmptyFloatByte, s.partials.size() * sizeof(float)));
   return Result<ProductScratch>(std::move(s));
 }
 
@@ -271,21 +325,23 @@ Status multiply(device::Stream& stream, const DeviceMatrix& m, const float* x, i
     const int warps = warps_for(a.n_chunks);
     a.n_slices = (a.n_chunks + warps - 1) / warps;
     const bool rotates = plan == ProductPlan::kOneLaunch || (plan == ProductPlan::kAuto && a.rows <= 2);
-    if (!rotates) {
-      const int n_warps = a.rows * a.n_chunks;
-      rotate_rows_kernel<<<static_cast<unsigned>((n_warps + 3) / 4), 128, 0, stream.handle()>>>(a, scratch.digits.data(), scratch.scales.data());
-      RETURN_IF_ERROR(stream.launched("rotate_rows_kernel"));
-    }
+    // Each launch may begin before the one before it has ended: it asks for weights, then waits.
     cudaLaunchAttribute dependent = {};
     dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     dependent.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
+    config.stream = stream.handle();
+    config.attrs = &dependent;
+    config.numAttrs = scratch.has_dependent_launch ? 1 : 0;
+    if (!rotates) {
+      config.gridDim = dim3(static_cast<unsigned>((a.rows * a.n_chunks + 3) / 4));
+      config.blockDim = dim3(128);
+      cudaLaunchKernelEx(&config, rotate_rows_kernel, a, scratch.digits.data(), scratch.scales.data());
+      RETURN_IF_ERROR(stream.launched("rotate_rows_kernel"));
+    }
     config.gridDim = dim3(static_cast<unsigned>(m.n / kGroupColumns * a.n_slices));
     config.blockDim = dim3(static_cast<unsigned>(32 * warps));
     config.dynamicSmemBytes = static_cast<size_t>(warps * a.rows * kChunkBytes);  // digits and sums take the same
-    config.stream = stream.handle();
-    config.attrs = &dependent;
-    config.numAttrs = rotates ? 0 : 1;
     launch(config, a, rotates);
     RETURN_IF_ERROR(stream.launched("product_kernel"));
   }

@@ -32,6 +32,7 @@ class ProductScratch {
   static Result<ProductScratch> create(device::Stream& stream, int64_t max_k, int64_t max_n);
 
   int64_t max_k = 0, max_n = 0;
+  bool has_dependent_launch = false;
   device::DeviceArray<float> partials;      // [n/128, rows, slices of k, 128]
   device::DeviceArray<uint32_t> arrivals;   // [n/128]
   device::DeviceArray<uint8_t> digits;      // [rows, k/128, 256]

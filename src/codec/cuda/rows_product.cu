@@ -4,6 +4,7 @@
 
 #include "codec/cuda/decode_block.cuh"
 #include "ops/cuda/native_tile.cuh"
+#include "ops/cuda/shared_memory.cuh"
 
 namespace espalier::codec::cuda {
 namespace {
@@ -13,20 +14,61 @@ constexpr int kColumns = kGroupColumns;  // of a block of threads
 constexpr int kDepth = kBlock;           // rows of k in shared memory at a time
 constexpr int kStride = kColumns + 1;    // odd: neither the transposed writes nor the reads meet in a bank
 constexpr int kRowGroups = kThreads / kColumns;
+constexpr int kAhead = 4 * kDepth / kPairRows;  // blocks
 constexpr int kRotationWarps = 4;
-constexpr int kPlanThreads = 1024;
 static_assert(kColumns == 64 && kDepth % kPairRows == 0 && kDepth / kPairRows <= kThreads / 32);
 
-// tile[kDepth][kStride] := rows k0.. of k and columns column0.. of the matrix; all threads of the block.
-__device__ void load_tile(const DeviceWeight& w, int64_t k0, int64_t column0, float* tile) {
-  if (!w.is_exl3) return ops::cuda::load_native_tile<kDepth, kColumns, kStride, kThreads>(w.native, k0, column0, tile);
-  const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+// tile[kDepth][kStride] := rows k0.. of k and columns column0.. of the matrix; kLoaders threads call it, each with its number.
+template <int kLoaders>
+__device__ void load_tile(const DeviceWeight& w, int64_t k0, int64_t column0, int thread, float* tile) {
+  if (!w.is_exl3) return ops::cuda::load_native_tile<kDepth, kColumns, kStride, kLoaders>(w.native, k0, column0, thread, tile);
+  const int warp = thread / 32, lane = thread % 32;
   if (warp >= kDepth / kPairRows) return;
-  const int64_t n_pairs = w.in / kPairRows, index = column0 / kColumns * n_pairs + k0 / kPairRows + warp;
+  const int64_t n_pairs = w.in / kPairRows, pair = k0 / kPairRows + warp, index = column0 / kColumns * n_pairs + pair;
+  // The blocks of a column group lie one behind the other: the lines that will be needed in four tiles are on their way meanwhile.
+  if (pair + kAhead < n_pairs && lane < w.exl3.k2) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(w.exl3.blocks + (index + kAhead) * block_words(w.exl3.k2) + 32 * lane));
+  }
   float* corner = tile + warp * kPairRows * kStride;
   decode_block_of_any_width(w.exl3, index, lane,
                             [&](int row, int column, uint16_t bits) { corner[row * kStride + column] = half_bits_to_float(bits); });
 }
+
+// Up to kRowGroups rows times kColumns columns: the second half of the threads loads a tile while the first multiplies with the one before.
+// x_row(r) and y_row(r) point to rows r < n_rows.
+template <typename XRow, typename YRow>
+__device__ void multiply_block_of_few_rows(const DeviceWeight& w, int64_t column0, int n_rows, XRow x_row, YRow y_row) {
+  constexpr int kLoaders = kThreads / 2;
+  constexpr int kBuffer = kDepth * kStride + kRowGroups * kDepth;
+  extern __shared__ float buffers[];  // two times a tile and the rows' values
+  const int thread = static_cast<int>(threadIdx.x), column = thread % kColumns, row = thread / kColumns;
+  const auto load = [&](int64_t k0, float* tile) {
+    if (thread < kThreads - kLoaders) return;
+    const int loader = thread - (kThreads - kLoaders);
+    float* x = tile + kDepth * kStride;
+    for (int at = loader; at < n_rows * kDepth; at += kLoaders) {
+      const int64_t k = k0 + at % kDepth;
+      x[at] = k < w.in ? x_row(at / kDepth)[k] : 0.0f;
+    }
+    load_tile<kLoaders>(w, k0, column0, loader, tile);
+  };
+  float sum = 0.0f;
+  load(0, buffers);
+  __syncthreads();
+  for (int64_t k0 = 0, t = 0; k0 < w.in; k0 += kDepth, ++t) {
+    if (k0 + kDepth < w.in) load(k0 + kDepth, buffers + (t + 1) % 2 * kBuffer);
+    if (row < n_rows) {
+      const int depth = static_cast<int>(w.in - k0 < kDepth ? w.in - k0 : kDepth);
+      const float* tile = buffers + t % 2 * kBuffer + column;
+      const float* x = buffers + t % 2 * kBuffer + kDepth * kStride + row * kDepth;
+#pragma unroll 16
+      for (int kk = 0; kk < depth; ++kk) sum = fmaf(x[kk], tile[kk * kStride], sum);
+    }
+    __syncthreads();
+  }
+  if (row < n_rows && column0 + column < w.out) y_row(row)[column0 + column] = sum;
+}
+constexpr size_t kFewRowsShared = size_t{2} * (kDepth * kStride + kRowGroups * kDepth) * sizeof(float);
 
 // Up to kRowGroups * kRowsPerThread rows times kColumns columns. x_row(r) and y_row(r) point to rows r < n_rows.
 template <int kRowsPerThread, typename XRow, typename YRow>
@@ -38,7 +80,7 @@ __device__ void multiply_block_of_rows(const DeviceWeight& w, int64_t column0, i
   float sum[kRowsPerThread] = {};
   for (int64_t k0 = 0; k0 < w.in; k0 += kDepth) {
     const int depth = static_cast<int>(w.in - k0 < kDepth ? w.in - k0 : kDepth);
-    load_tile(w, k0, column0, tile);
+    load_tile<kThreads>(w, k0, column0, static_cast<int>(threadIdx.x), tile);
     for (int at = static_cast<int>(threadIdx.x); at < n_rows * kDepth; at += kThreads) {
       const int r = at / kDepth, kk = at % kDepth;
       x[at] = kk < depth ? x_row(r)[k0 + kk] : 0.0f;
@@ -61,14 +103,23 @@ __device__ void multiply_block_of_rows(const DeviceWeight& w, int64_t column0, i
   }
 }
 
+template <int kRowsPerThread, typename XRow, typename YRow>
+__device__ __forceinline__ void multiply(const DeviceWeight& w, int64_t column0, int n_rows, XRow x_row, YRow y_row) {
+  if constexpr (kRowsPerThread == 1) {
+    multiply_block_of_few_rows(w, column0, n_rows, x_row, y_row);
+  } else {
+    multiply_block_of_rows<kRowsPerThread>(w, column0, n_rows, x_row, y_row);
+  }
+}
+
 template <int kRowsPerThread>
 __global__ __launch_bounds__(kThreads) void rows_product_kernel(RowsProductParams p, const float* x, int64_t x_stride) {
   constexpr int64_t kRows = kRowGroups * kRowsPerThread;
   const int64_t row0 = blockIdx.y * kRows;
   const int n_rows = static_cast<int>(p.n_rows - row0 < kRows ? p.n_rows - row0 : kRows);
-  multiply_block_of_rows<kRowsPerThread>(
-      p.weight, int64_t{blockIdx.x} * kColumns, n_rows, [&](int r) { return x + (row0 + r) * x_stride; },
-      [&](int r) { return p.y + (row0 + r) * p.y_stride; });
+  const auto x_row = [&](int r) { return x + (row0 + r) * x_stride; };
+  const auto y_row = [&](int r) { return p.y + (row0 + r) * p.y_stride; };
+  multiply<kRowsPerThread>(p.weight, int64_t{blockIdx.x} * kColumns, n_rows, x_row, y_row);
 }
 
 // A block per piece and kColumns columns; the kernel for few rows is launched when no piece has more than kRowGroups.
@@ -79,9 +130,9 @@ __global__ __launch_bounds__(kThreads) void experts_product_kernel(ExpertsProduc
   if (static_cast<int>(blockIdx.y) >= *n_pieces) return;
   const ExpertPiece piece = pieces[blockIdx.y];
   const int32_t* slots = order + piece.first;
-  multiply_block_of_rows<kRowsPerThread>(
-      p.weights[piece.expert], int64_t{blockIdx.x} * kColumns, piece.n, [&](int r) { return p.rotated + int64_t{slots[r]} * p.in; },
-      [&](int r) { return p.y + int64_t{slots[r]} * p.out; });
+  const auto x_row = [&](int r) { return p.rotated + int64_t{slots[r]} * p.in; };
+  const auto y_row = [&](int r) { return p.y + int64_t{slots[r]} * p.out; };
+  multiply<kRowsPerThread>(p.weights[piece.expert], int64_t{blockIdx.x} * kColumns, piece.n, x_row, y_row);
 }
 
 // One warp per 128 values of a row: to := had(x * suh), or a copy for a native weight.
@@ -141,41 +192,6 @@ __global__ __launch_bounds__(32 * kRotationWarps) void rotate_slots_out_kernel(E
   }
 }
 
-// One block. A thread per expert counts its slots; after a running sum every thread writes its own slots and pieces, in ascending order.
-__global__ __launch_bounds__(kPlanThreads) void plan_expert_rows_kernel(const int32_t* ids, int32_t n_slots, int32_t n_experts, int32_t* order,
-                                                                        ExpertPiece* pieces, int32_t* n_pieces) {
-  extern __shared__ int32_t counts[];  // [n_experts] counts, then first slots; [n_experts] first pieces
-  int32_t* first_piece = counts + n_experts;
-  for (int32_t e = static_cast<int32_t>(threadIdx.x); e < n_experts; e += kPlanThreads) {
-    int32_t n = 0;
-    for (int32_t s = 0; s < n_slots; ++s) n += ids[s] == e ? 1 : 0;
-    counts[e] = n;
-  }
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    int32_t slots = 0, n = 0;
-    for (int32_t e = 0; e < n_experts; ++e) {
-      const int32_t count = counts[e];
-      counts[e] = slots;
-      first_piece[e] = n;
-      slots += count;
-      n += (count + kPieceRows - 1) / kPieceRows;
-    }
-    *n_pieces = n;
-  }
-  __syncthreads();
-  for (int32_t e = static_cast<int32_t>(threadIdx.x); e < n_experts; e += kPlanThreads) {
-    const int32_t first = counts[e];
-    int32_t n = 0;
-    for (int32_t s = 0; s < n_slots; ++s) {
-      if (ids[s] == e) order[first + n++] = s;
-    }
-    for (int32_t begin = 0; begin < n; begin += kPieceRows) {
-      pieces[first_piece[e] + begin / kPieceRows] = {e, first + begin, n - begin < kPieceRows ? n - begin : kPieceRows};
-    }
-  }
-}
-
 dim3 rotation_grid(int64_t width, int64_t n_rows) {
   const int64_t chunks = (width + kBlock - 1) / kBlock;
   return dim3(static_cast<unsigned>((chunks + kRotationWarps - 1) / kRotationWarps), static_cast<unsigned>(std::min<int64_t>(n_rows, 65535)));
@@ -220,7 +236,8 @@ Status multiply_rows(device::Stream& stream, const RowsProductParams& p) {
   }
   const dim3 grid(column_blocks(p.weight.out), static_cast<unsigned>(n_blocks));
   if (p.n_rows <= kFewRows) {
-    rows_product_kernel<1><<<grid, kThreads, 0, stream.handle()>>>(p, x, x_stride);
+    RETURN_IF_ERROR(ops::cuda::allow_shared_memory(stream, rows_product_kernel<1>, kFewRowsShared, "product of few rows"));
+    rows_product_kernel<1><<<grid, kThreads, kFewRowsShared, stream.handle()>>>(p, x, x_stride);
   } else {
     rows_product_kernel<4><<<grid, kThreads, 0, stream.handle()>>>(p, x, x_stride);
   }
@@ -228,29 +245,6 @@ Status multiply_rows(device::Stream& stream, const RowsProductParams& p) {
   if (!p.weight.is_exl3) return ok_status();
   rotate_rows_out_kernel<<<rotation_grid(p.weight.out, p.n_rows), 32 * kRotationWarps, 0, stream.handle()>>>(p);
   return stream.launched("rotate_rows_out_kernel");
-}
-
-Result<ExpertPlan> ExpertPlan::create(device::Stream& stream, int64_t max_slots, int64_t n_experts) {
-  if (n_experts < 1 || n_experts > 4096 || max_slots < 1 || max_slots > 65535) {
-    return invalid_argument("expert plan: expected 1 to 4096 experts and 1 to 65535 rows times active experts, found " +
-                            std::to_string(n_experts) + " and " + std::to_string(max_slots));
-  }
-  ExpertPlan plan;
-  plan.max_slots = max_slots;
-  plan.n_experts = n_experts;
-  ASSIGN_OR_RETURN(plan.order, device::DeviceArray<int32_t>::allocate(stream.device(), static_cast<size_t>(max_slots), "expert plan"));
-  ASSIGN_OR_RETURN(plan.pieces, device::DeviceArray<ExpertPiece>::allocate(stream.device(), static_cast<size_t>(max_slots), "expert plan"));
-  ASSIGN_OR_RETURN(plan.n_pieces, device::DeviceArray<int32_t>::allocate(stream.device(), 1, "expert plan"));
-  return Result<ExpertPlan>(std::move(plan));
-}
-
-Status plan_expert_rows(device::Stream& stream, const int32_t* ids, int64_t n_slots, ExpertPlan& plan) {
-  if (n_slots > plan.max_slots) {
-    return invalid_argument("expert plan: expected at most " + std::to_string(plan.max_slots) + " slots, found " + std::to_string(n_slots));
-  }
-  plan_expert_rows_kernel<<<1, kPlanThreads, static_cast<size_t>(2 * plan.n_experts) * sizeof(int32_t), stream.handle()>>>(
-      ids, static_cast<int32_t>(n_slots), static_cast<int32_t>(plan.n_experts), plan.order.data(), plan.pieces.data(), plan.n_pieces.data());
-  return stream.launched("plan_expert_rows_kernel");
 }
 
 Status multiply_expert_rows(device::Stream& stream, const ExpertsProductParams& p) {
@@ -262,7 +256,8 @@ Status multiply_expert_rows(device::Stream& stream, const ExpertsProductParams& 
   const ExpertPiece* pieces = p.plan->pieces.data();
   const int32_t* n_pieces = p.plan->n_pieces.data();
   if (p.max_per_expert <= kFewRows) {
-    experts_product_kernel<1><<<dim3(column_blocks(p.out), static_cast<unsigned>(max_pieces)), kThreads, 0, stream.handle()>>>(p, order, pieces, n_pieces);
+    RETURN_IF_ERROR(ops::cuda::allow_shared_memory(stream, experts_product_kernel<1>, kFewRowsShared, "product of few rows"));
+    experts_product_kernel<1><<<dim3(column_blocks(p.out), static_cast<unsigned>(max_pieces)), kThreads, kFewRowsShared, stream.handle()>>>(p, order, pieces, n_pieces);
   } else {
     experts_product_kernel<4><<<dim3(column_blocks(p.out), static_cast<unsigned>(max_pieces)), kThreads, 0, stream.handle()>>>(p, order, pieces, n_pieces);
   }

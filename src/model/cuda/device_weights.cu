@@ -13,6 +13,7 @@ namespace {
 
 constexpr size_t kSlabBytes = size_t{64} << 20;
 constexpr size_t kAlignment = 256;
+constexpr int64_t kMaxExpertWidth = 16384;  // of codec/cuda/experts.h
 
 size_t aligned(size_t size_bytes) { return (size_bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -29,6 +30,21 @@ Result<uint8_t*> Arena::take(size_t size_bytes, const std::string& what) {
   uint8_t* piece = static_cast<uint8_t*>(slabs_.back().data()) + used_;
   used_ += size;
   return piece;
+}
+
+Result<std::shared_ptr<const codec::cuda::ExpertTable>> integer_table(device::Stream& stream, const std::vector<DeviceWeight>& gate,
+                                                                      const std::vector<DeviceWeight>& up, const std::vector<DeviceWeight>& down) {
+  std::vector<codec::cuda::ExpertMatrices> experts;
+  for (size_t e = 0; e < gate.size(); ++e) {
+    for (const DeviceWeight* w : {&gate[e], &up[e], &down[e]}) {
+      if (!w->is_exl3 || w->exl3.codebook != codec::Codebook::kMul1 || w->in > kMaxExpertWidth || w->out > kMaxExpertWidth) {
+        return std::shared_ptr<const codec::cuda::ExpertTable>();
+      }
+    }
+    experts.push_back({gate[e].exl3, up[e].exl3, down[e].exl3});
+  }
+  ASSIGN_OR_RETURN(auto table, codec::cuda::ExpertTable::create(stream, experts));
+  return std::make_shared<const codec::cuda::ExpertTable>(std::move(table));
 }
 
 // Copies one model into a DeviceWeights.
@@ -71,7 +87,6 @@ class Uploader {
 
   Result<DeviceWeight> matrix(const Linear& linear, const std::string& what) {
     if (linear.empty()) return DeviceWeight();
-    to_.max_in = std::max(to_.max_in, linear.in());
     if (linear.exl3() != nullptr) return exl3(*linear.exl3(), what);
     ops::cuda::NativeWeight w;
     w.in = linear.in();
@@ -118,6 +133,8 @@ class Uploader {
 
   Result<DeviceWeight> exl3(const codec::Exl3View& tensor, const std::string& what) {
     const codec::TrellisView& t = tensor.trellis;
+    to_.max_in = std::max(to_.max_in, t.k);
+    to_.max_out = std::max(to_.max_out, t.n);
     const size_t trellis_bytes = static_cast<size_t>(codec::trellis_words(t.k, t.n, t.k2)) * sizeof(uint16_t);
     if (staging_.size_bytes() < trellis_bytes) {
       RETURN_IF_ERROR(stream_.synchronize());  // the old one may be in use
@@ -176,8 +193,8 @@ class Uploader {
     return ok_status();
   }
 
-  Result<const DeviceWeight*> table(const std::vector<ExpertWeights>& experts, Linear ExpertWeights::*member, const char* what) {
-    std::vector<DeviceWeight> weights;
+  Result<const DeviceWeight*> table(const std::vector<ExpertWeights>& experts, Linear ExpertWeights::*member, const char* what,
+                                    std::vector<DeviceWeight>& weights) {
     for (const ExpertWeights& expert : experts) {
       ASSIGN_OR_RETURN(DeviceWeight w, matrix(expert.*member, what));
       weights.push_back(w);
@@ -190,9 +207,14 @@ class Uploader {
     ASSIGN_OR_RETURN(to.gate, matrix(from.gate, "gate"));
     ASSIGN_OR_RETURN(to.bias, floats(from.bias));
     to.n_experts = static_cast<int64_t>(from.experts.size());
-    ASSIGN_OR_RETURN(to.w1, table(from.experts, &ExpertWeights::w1, "experts w1"));
-    ASSIGN_OR_RETURN(to.w3, table(from.experts, &ExpertWeights::w3, "experts w3"));
-    ASSIGN_OR_RETURN(to.w2, table(from.experts, &ExpertWeights::w2, "experts w2"));
+    std::vector<DeviceWeight> w1, w3, w2;
+    ASSIGN_OR_RETURN(to.w1, table(from.experts, &ExpertWeights::w1, "experts w1", w1));
+    ASSIGN_OR_RETURN(to.w3, table(from.experts, &ExpertWeights::w3, "experts w3", w3));
+    ASSIGN_OR_RETURN(to.w2, table(from.experts, &ExpertWeights::w2, "experts w2", w2));
+    if (to_.products != Products::kExact) {
+      ASSIGN_OR_RETURN(to.table, integer_table(stream_, w1, w3, w2));
+      to_.has_tables = to_.has_tables || to.table != nullptr;
+    }
     ASSIGN_OR_RETURN(to.shared_w1, matrix(from.shared.w1, "shared w1"));
     ASSIGN_OR_RETURN(to.shared_w3, matrix(from.shared.w3, "shared w3"));
     ASSIGN_OR_RETURN(to.shared_w2, matrix(from.shared.w2, "shared w2"));
@@ -238,6 +260,9 @@ class Uploader {
 
 Result<std::shared_ptr<const DeviceWeights>> DeviceWeights::load(const std::string& dir, const LoadOptions& options, int device,
                                                                  ThreadPool& pool) {
+  if (options.products == Products::kInt8) {
+    return unimplemented("products 'int8' on a GPU: use int8r, which is as fast there, or exact");
+  }
   ASSIGN_OR_RETURN(device::Stream stream, device::Stream::create(device));
   LoadOptions stored = options;
   stored.residency = WeightResidency::kStored;
@@ -245,6 +270,7 @@ Result<std::shared_ptr<const DeviceWeights>> DeviceWeights::load(const std::stri
   stored.products = Products::kExact;
   ASSIGN_OR_RETURN(const WeightLoader loader, WeightLoader::open(dir, stored));
   std::shared_ptr<DeviceWeights> weights(new DeviceWeights(device));
+  weights->products = options.products;
   stream.begin_step("upload of " + dir);
   RETURN_IF_ERROR(Uploader(*weights, stream, pool).all(loader));
   return std::shared_ptr<const DeviceWeights>(std::move(weights));

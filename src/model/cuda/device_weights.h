@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "codec/cuda/experts.h"
 #include "codec/cuda/rows_product.h"
 #include "device/buffer.h"
 #include "device/stream.h"
@@ -71,6 +72,7 @@ struct DeviceMoe {
   const DeviceWeight* w1 = nullptr;  // device memory, [n_experts]
   const DeviceWeight* w3 = nullptr;
   const DeviceWeight* w2 = nullptr;
+  std::shared_ptr<const codec::cuda::ExpertTable> table;  // products in integers only, when all experts are mul1 matrices; else null
   DeviceWeight shared_w1, shared_w3, shared_w2;
 };
 
@@ -119,7 +121,9 @@ class DeviceWeights {
   std::vector<DeviceBlock> layers;
   std::vector<DeviceBlock> stages;
   DeviceDrafter drafter;
-  int64_t max_in = 0;   // of all matrices
+  int64_t max_in = 0, max_out = 0;  // of all EXL3 matrices
+  Products products = Products::kExact;
+  bool has_tables = false;  // some DeviceMoe has one
   size_t size_bytes() const { return arena_.size_bytes(); }
 
  private:
@@ -128,5 +132,9 @@ class DeviceWeights {
   Arena arena_;
   std::shared_ptr<const void> files_;  // keeps mapped tables alive
 };
+
+// The experts of a layer for codec/cuda/experts.h, or null when they are not all mul1 matrices that it can multiply.
+Result<std::shared_ptr<const codec::cuda::ExpertTable>> integer_table(device::Stream& stream, const std::vector<DeviceWeight>& gate,
+                                                                      const std::vector<DeviceWeight>& up, const std::vector<DeviceWeight>& down);
 
 }  // namespace espalier::cuda

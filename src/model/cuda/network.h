@@ -1,8 +1,9 @@
 // The network on a GPU: weights uploaded once, and sequences that run the forward pass and the drafter there. Needs no CUDA header, so any
 // .cpp file may use it; in a build without CUDA loading answers `unavailable`.
 //
-// Logits have the bits of the CPU's forward pass in products `exact` (model/forward.h): the same orders of sums and elementary functions.
-// Rows do not depend on how a prompt is cut into calls or chunks. Engram rows are gathered on the host and go up through pinned memory
+// In products `exact` logits have the bits of the CPU's forward pass (model/forward.h): the same orders of sums and elementary functions. In
+// `int8r` EXL3 matrices of the mul1 codebook are multiplied in integers and all other sums have fixed orders of their own, many times
+// faster; logits then differ from the CPU's by roundings. In both rows do not depend on how a prompt is cut into calls or chunks. Engram rows are gathered on the host and go up through pinned memory
 // before a chunk starts; within a chunk nothing waits for the host.
 // Source: model.md sections 3 to 8; docs/decisions/cuda-network.md.
 #pragma once
@@ -29,8 +30,8 @@ class DeviceWeights;
 // A loaded model. Threads: immutable.
 class DeviceModel {
  public:
-  // options.residency and options.products are not used: matrices keep their stored form and are multiplied exactly.
-  // Errors: unavailable without CUDA or a device; as WeightLoader; resource_exhausted when the device is too small.
+  // options.residency is not used: matrices keep their stored form.
+  // Errors: unimplemented for products int8; unavailable without CUDA or a device; as WeightLoader; resource_exhausted when the device is too small.
   static Result<std::shared_ptr<const DeviceModel>> load(const std::string& dir, const LoadOptions& options, int device, ThreadPool& pool);
 
   // Of weights that are on the device already.
@@ -49,6 +50,7 @@ struct SequenceOptions {
   Numerics numerics = Numerics::kKvq;
   bool with_drafter = false;  // keep what the drafter needs; the model must have one
   int64_t chunk = 256;        // rows per pass through the layers; does not change the result
+  bool uses_graphs = true;    // passes of a few rows and of whole chunks are recorded and replayed; does not change the result
 };
 
 // One sequence and its caches. Threads: one at a time. After an error (other than invalid_argument) it must be reset.

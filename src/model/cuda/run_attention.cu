@@ -3,6 +3,7 @@
 
 #include "model/cuda/run.h"
 #include "ops/cuda/attention.h"
+#include "ops/cuda/attention_fast.h"
 #include "ops/cuda/rows.h"
 #include "ops/cuda/selection.h"
 
@@ -41,9 +42,28 @@ Result<float*> Run::attend(const DeviceAttention& w, const float* q, const float
   p.head_dim = config_.head_dim;
   p.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config_.head_dim)));
   p.is_online = numerics_ == Numerics::kVendor;
-  RETURN_IF_ERROR(ops::cuda::attention(stream_, p, n_places));
+  if (order_ == ops::cuda::Order::kFast && !p.is_online && ops::cuda::can_attend_fast(p)) {
+    ASSIGN_OR_RETURN(float* parts, workspace_.take<float>(ops::cuda::attention_parts_size(p, n_places)));
+    RETURN_IF_ERROR(ops::cuda::attention_fast(stream_, p, n_places, parts));
+  } else {
+    RETURN_IF_ERROR(ops::cuda::attention(stream_, p, n_places));
+  }
   RETURN_IF_ERROR(round_if_vendor(p.out, n_rows * config_.n_heads * config_.head_dim));
   return p.out;
+}
+
+// The groups are independent: they are spread over the branches.
+Status Run::project_groups(const DeviceAttention& w, const float* x, int64_t x_group, int64_t x_stride, int64_t n_rows, float* y, int64_t y_group,
+                           int64_t y_stride) {
+  RETURN_IF_ERROR(tools_.branches.fork(stream_, PassTools::kBranches));
+  for (int lane = 0; lane < PassTools::kBranches + 1; ++lane) {
+    Run run = lane == 0 ? *this : on_branch(lane - 1);
+    for (int64_t g = lane; g < config_.o_groups; g += PassTools::kBranches + 1) {
+      RETURN_IF_ERROR(run.project(w.wo_a[static_cast<size_t>(g)], x + g * x_group, x_stride, n_rows, Rounding::kBf16, y + g * y_group, y_stride));
+    }
+  }
+  for (int i = 0; i < PassTools::kBranches; ++i) RETURN_IF_ERROR(tools_.branches.join(i, stream_));
+  return ok_status();
 }
 
 Status Run::project_output(const DeviceAttention& w, const int64_t* positions, float* o, int64_t n_rows, float* y) {
@@ -52,40 +72,59 @@ Status Run::project_output(const DeviceAttention& w, const int64_t* positions, f
   RETURN_IF_ERROR(rotate(w, positions, n_rows, c.n_heads, c.head_dim, true, o));
   const int64_t width = c.n_heads * c.head_dim, group_in = c.n_heads / c.o_groups * c.head_dim, concat = c.o_groups * c.o_lora_rank;
   ASSIGN_OR_RETURN(float* parts, workspace_.take<float>(n_rows * concat));
-  for (int64_t g = 0; g < c.o_groups; ++g) {
-    RETURN_IF_ERROR(project(w.wo_a[static_cast<size_t>(g)], o + g * group_in, width, n_rows, Rounding::kBf16, parts + g * c.o_lora_rank, concat));
+  const bool needs_rows_together = std::any_of(w.wo_a.begin(), w.wo_a.end(), [&](const DeviceWeight& group) { return is_in_integers(group); });
+  if (needs_rows_together) {  // groups become the outer dimension, and rows again
+    float *by_group = o, *out = parts;
+    if (n_rows > 1) {
+      ASSIGN_OR_RETURN(by_group, workspace_.take<float>(n_rows * width));
+      ASSIGN_OR_RETURN(out, workspace_.take<float>(n_rows * concat));
+      RETURN_IF_ERROR(swap_rows(stream_, o, n_rows, c.o_groups, group_in, by_group));
+    }
+    RETURN_IF_ERROR(project_groups(w, by_group, n_rows * group_in, group_in, n_rows, out, n_rows * c.o_lora_rank, c.o_lora_rank));
+    if (n_rows > 1) RETURN_IF_ERROR(swap_rows(stream_, out, c.o_groups, n_rows, c.o_lora_rank, parts));
+    return project(w.wo_b, parts, concat, n_rows, Rounding::kActQuant, y, c.d_model);
   }
+  RETURN_IF_ERROR(project_groups(w, o, group_in, width, n_rows, parts, c.o_lora_rank, concat));
   return project(w.wo_b, parts, concat, n_rows, Rounding::kActQuant, y, c.d_model);
 }
 
 Status Run::layer_attention(const DeviceAttention& w, int layer, SequenceCache& cache, DeviceRows& rows, const float* x, float* y) {
   const Config& c = config_;
-  const int64_t n = rows.n, start = rows.start;
-  ASSIGN_OR_RETURN(const Queries queries, make_queries(w, rows.positions, x, n));
-  ASSIGN_OR_RETURN(const float* own, make_window_keys(w, rows.positions, x, n));
-  if (c.is_kv_source(layer)) RETURN_IF_ERROR(compress(w, layer, cache, rows, x));
-  if (c.is_index_source(layer)) RETURN_IF_ERROR(select_entries(w, layer, cache, rows, x, queries.qr));
-
-  const bool is_compressed = c.ratio(layer) > 0;
-  stream_.begin_part("attention");
+  const int64_t n = rows.n;
+  const bool selects = c.is_index_source(layer);
   KeyListParams p;
-  p.window = {own, cache.window(layer), start, cache.n_slots, c.head_dim};
+  p.n_rows = n;
   p.window_size = c.window;
-  // The vendor's list has a fixed number of window places; empty ones shift the blocks of the online softmax.
-  p.n_window = numerics_ == Numerics::kVendor ? (start == 0 ? std::min(c.window, n) : c.window) : std::min(c.window, start + n);
-  if (is_compressed) {
+  // The vendor's first list has as many window places as rows; empty ones would shift the blocks of the online softmax.
+  p.n_window = numerics_ == Numerics::kVendor && rows.is_first ? std::min(c.window, n) : c.window;
+  if (c.ratio(layer) > 0) {
     p.entries = cache.compressed[static_cast<size_t>(c.kv_source_of(layer))].kv.data();
     p.selected = rows.selected;
     p.selected_stride = rows.selected_stride;
     p.n_selected = rows.n_selected;
   }
-  p.n_rows = n;
   p.n_places = p.n_window + p.selected_stride;
   ASSIGN_OR_RETURN(p.keys, workspace_.take<const float*>(n * p.n_places));
   ASSIGN_OR_RETURN(p.begin, workspace_.take<int64_t>(n + 1));
-  RETURN_IF_ERROR(make_key_lists(stream_, p));
+
+  // Window keys and the compressor beside the queries, and the lists too unless the selection is still to come.
+  RETURN_IF_ERROR(tools_.branches.fork(stream_, 2));
+  ASSIGN_OR_RETURN(const float* own, on_branch(0).make_window_keys(w, rows.positions, x, n));
+  p.window = {own, cache.window(layer), rows.start, cache.n_slots, c.head_dim};
+  if (c.is_kv_source(layer)) RETURN_IF_ERROR(on_branch(1).compress(w, layer, cache, rows, x));
+  if (!selects) RETURN_IF_ERROR(make_key_lists(tools_.branches.stream(1), p));
+  ASSIGN_OR_RETURN(const Queries queries, make_queries(w, rows.positions, x, n));
+  RETURN_IF_ERROR(tools_.branches.join(0, stream_));
+  RETURN_IF_ERROR(tools_.branches.join(1, stream_));
+  if (selects) {
+    RETURN_IF_ERROR(select_entries(w, layer, cache, rows, x, queries.qr));
+    RETURN_IF_ERROR(make_key_lists(stream_, p));
+  }
+  stream_.begin_part("attention");
   ASSIGN_OR_RETURN(float* o, attend(w, queries.q, p.keys, p.begin, p.n_places, n));
-  RETURN_IF_ERROR(write_ring(stream_, own, start, n, cache.n_slots, c.head_dim, cache.window(layer)));
+  // The ring may be written now; the branch is joined with those of the output's groups.
+  RETURN_IF_ERROR(tools_.branches.fork(stream_, 1));
+  RETURN_IF_ERROR(write_ring(tools_.branches.stream(0), own, rows.start, n, cache.n_slots, c.head_dim, cache.window(layer)));
   return project_output(w, rows.positions, o, n, y);
 }
 
@@ -102,11 +141,10 @@ Result<float*> Run::make_latents(const DeviceCompressor& w, int64_t ratio, Compr
   ASSIGN_OR_RETURN(const float* gate, project(w.wgate, x, rows.n, Rounding::kNone));
   ASSIGN_OR_RETURN(float* latents, workspace_.take<float>(n_new * dim));
   if (n_new > 0) {
-    const int64_t first = rows.start / ratio * ratio;
     ASSIGN_OR_RETURN(const float** kv_rows, workspace_.take<const float*>(n_new * ratio));
     ASSIGN_OR_RETURN(const float** gate_rows, workspace_.take<const float*>(n_new * ratio));
-    RETURN_IF_ERROR(point_to_rows(stream_, {kv, cache.group_kv.data(), rows.start, cache.n_group_slots, dim}, first, n_new * ratio, kv_rows));
-    RETURN_IF_ERROR(point_to_rows(stream_, {gate, cache.group_gate.data(), rows.start, cache.n_group_slots, dim}, first, n_new * ratio, gate_rows));
+    RETURN_IF_ERROR(point_to_rows(stream_, {kv, cache.group_kv.data(), rows.start, cache.n_group_slots, dim}, ratio, n_new * ratio, kv_rows));
+    RETURN_IF_ERROR(point_to_rows(stream_, {gate, cache.group_gate.data(), rows.start, cache.n_group_slots, dim}, ratio, n_new * ratio, gate_rows));
     RETURN_IF_ERROR(ops::cuda::compress_group(stream_, {kv_rows, gate_rows, latents, n_new, ratio, dim}));
     RETURN_IF_ERROR(round_if_vendor(latents, n_new * dim));
     RETURN_IF_ERROR(normalise(latents, w.norm, dim, n_new, latents));
@@ -118,14 +156,13 @@ Result<float*> Run::make_latents(const DeviceCompressor& w, int64_t ratio, Compr
 
 Status Run::compress(const DeviceAttention& w, int layer, SequenceCache& cache, const DeviceRows& rows, const float* x) {
   const Config& c = config_;
-  const int64_t ratio = c.ratio(layer), first = rows.start / ratio, n_new = (rows.start + rows.n) / ratio - first;
+  const int64_t ratio = c.ratio(layer), n_new = (rows.phase + rows.n) / ratio - rows.phase / ratio;
   stream_.begin_part("compressor");
   CompressedRows& to = cache.compressed[static_cast<size_t>(layer)];
-  RETURN_IF_ERROR(cache.reserve(stream_, c, to, first + n_new));
   ASSIGN_OR_RETURN(float* latents, make_latents(*w.compressor, ratio, to, rows, x, n_new));
   if (n_new == 0) return ok_status();
   ASSIGN_OR_RETURN(int64_t* positions, workspace_.take<int64_t>(n_new));
-  RETURN_IF_ERROR(fill_positions(stream_, first * ratio, ratio, n_new, positions));
+  RETURN_IF_ERROR(fill_positions(stream_, rows.start, ratio, n_new, positions));
   // Index keys come from the latent before its rotation.
   ASSIGN_OR_RETURN(float* keys, project(w.indexer->wk, latents, n_new, Rounding::kBf16));
   RETURN_IF_ERROR(normalise(keys, w.indexer->k_norm, c.index_head_dim, n_new, keys));
@@ -135,14 +172,15 @@ Status Run::compress(const DeviceAttention& w, int layer, SequenceCache& cache, 
     RETURN_IF_ERROR(ops::cuda::fake_quant(stream_, {keys, n_new, c.index_head_dim, ops::FakeQuantFormat::kFp4}));
     RETURN_IF_ERROR(ops::cuda::fake_quant(stream_, {latents, n_new, c.head_dim, ops::FakeQuantFormat::kKv4}));
   }
-  RETURN_IF_ERROR(ops::cuda::set_index_keys(stream_, keys, n_new, c.index_head_dim, first, to.index_keys.data()));
-  return stream_.copy_on_device(to.kv.data() + first * c.head_dim, latents, static_cast<size_t>(n_new * c.head_dim) * sizeof(float));
+  RETURN_IF_ERROR(ops::cuda::set_index_keys(stream_, keys, n_new, c.index_head_dim, rows.start, ratio, to.index_keys.data()));
+  return write_entries(stream_, latents, rows.start, ratio, n_new, c.head_dim, to.kv.data());
 }
 
 Status Run::select_entries(const DeviceAttention& w, int layer, SequenceCache& cache, DeviceRows& rows, const float* x, const float* qr) {
   const Config& c = config_;
-  const int64_t n = rows.n, ratio = c.ratio(layer), max_visible = (rows.start + n) / ratio;
+  const int64_t n = rows.n, ratio = c.ratio(layer);
   const CompressedRows& from = cache.compressed[static_cast<size_t>(c.kv_source_of(layer))];
+  const int64_t max_visible = from.capacity;  // at least what any row sees
   stream_.begin_part("index");
   ASSIGN_OR_RETURN(float* queries, project(w.indexer->wq_b, qr, n, Rounding::kActQuant));
   RETURN_IF_ERROR(rotate(w, rows.positions, n, c.index_n_heads, c.index_head_dim, false, queries));

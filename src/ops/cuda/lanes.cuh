@@ -8,6 +8,8 @@
 
 #include <cstdint>
 
+#include "ops/cuda/order.h"
+
 namespace espalier::ops::cuda {
 
 inline constexpr int kRowThreads = 256;
@@ -26,29 +28,57 @@ __device__ __forceinline__ double tree_of_16(double lane_sum, unsigned mask) {
 }
 
 // Sum over x[i]^2, i < n, by a whole block of kRowThreads threads. Element i belongs to lane i mod 16; lanes add in ascending order.
-// The values pass through shared memory, because 16 threads alone would wait for every load. The result is in thread 0.
+// All threads square into shared memory, so that the 16 chains of additions wait for nothing else. The result is in thread 0.
 __device__ inline double block_sum_squares(const float* x, int64_t n) {
-  constexpr int kPiece = 4096;
-  __shared__ float piece[kPiece];
+  constexpr int kPiece = 2048;
+  __shared__ double squares[kPiece];
   double sum = 0;
   for (int64_t begin = 0; begin < n; begin += kPiece) {
     const int size = static_cast<int>(n - begin < kPiece ? n - begin : kPiece);
-    for (int i = static_cast<int>(threadIdx.x); i < size; i += static_cast<int>(blockDim.x)) piece[i] = x[begin + i];
+    for (int i = static_cast<int>(threadIdx.x); i < size; i += static_cast<int>(blockDim.x)) {
+      const double v = static_cast<double>(x[begin + i]);
+      squares[i] = v * v;
+    }
     __syncthreads();
     if (threadIdx.x < 16) {
-#pragma unroll 8
-      for (int i = static_cast<int>(threadIdx.x); i < size; i += 16) {
-        const double v = static_cast<double>(piece[i]);
-        sum = sum + v * v;
-      }
+#pragma unroll 16
+      for (int i = static_cast<int>(threadIdx.x); i < size; i += 16) sum = sum + squares[i];
     }
     __syncthreads();
   }
   return threadIdx.x < 16 ? tree_of_16(sum, 0x0000FFFFu) : 0.0;
 }
 
-// r of ops/rms_norm.h, in thread 0 of the block.
+// The tree over the 32 lanes of a warp; the result is in every lane.
+__device__ __forceinline__ float warp_sum(float v) {
+#pragma unroll
+  for (int w = 16; w >= 1; w /= 2) v = v + __shfl_xor_sync(0xFFFFFFFFu, v, w);
+  return v;
+}
+
+// Order::kFast of a sum over values that kRowThreads threads hold one each: the tree of every warp, then the warps in order. The result is
+// in every thread.
+__device__ inline float block_sum_fast(float mine) {
+  __shared__ float of_warp[kRowThreads / 32];
+  mine = warp_sum(mine);
+  __syncthreads();  // a sum before this one has been read
+  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = mine;
+  __syncthreads();
+  float sum = of_warp[0];
+#pragma unroll
+  for (int w = 1; w < kRowThreads / 32; ++w) sum = sum + of_warp[w];
+  return sum;
+}
+
+// r of ops/rms_norm.h, in thread 0 of the block. Fast: thread i sums elements i, i + kRowThreads, ... in fp32.
+template <Order order = Order::kCpu>
 __device__ inline float block_inverse_rms(const float* x, int64_t d, double eps) {
+  if (order == Order::kFast) {
+    float mine = 0.0f;
+#pragma unroll 8
+    for (int64_t i = threadIdx.x; i < d; i += kRowThreads) mine = fmaf(x[i], x[i], mine);
+    return static_cast<float>(1.0 / sqrt(static_cast<double>(block_sum_fast(mine)) / static_cast<double>(d) + eps));
+  }
   const double sum = block_sum_squares(x, d);
   return static_cast<float>(1.0 / sqrt(sum / static_cast<double>(d) + eps));
 }

@@ -79,13 +79,13 @@ __device__ inline void native_values(const NativeWeight& w, int64_t o, int64_t i
   }
 }
 
-// tile[kDepth][kStride] := elements k0 .. k0 + kDepth - 1 of outputs column0 .. column0 + kColumns - 1, zero outside the matrix. A whole
-// block of kThreads threads.
+// tile[kDepth][kStride] := elements k0 .. k0 + kDepth - 1 of outputs column0 .. column0 + kColumns - 1, zero outside the matrix. kThreads
+// threads call it, each with its number.
 template <int kDepth, int kColumns, int kStride, int kThreads>
-__device__ void load_native_tile(const NativeWeight& w, int64_t k0, int64_t column0, float* tile) {
+__device__ void load_native_tile(const NativeWeight& w, int64_t k0, int64_t column0, int thread, float* tile) {
   const bool in_fours = w.in % 4 == 0 && (w.form != NativeForm::kFp8 || w.block_cols % 4 == 0);
   if (in_fours) {
-    for (int at = static_cast<int>(threadIdx.x); at < kColumns * (kDepth / 4); at += kThreads) {
+    for (int at = thread; at < kColumns * (kDepth / 4); at += kThreads) {
       const int c = at / (kDepth / 4), kk = at % (kDepth / 4) * 4;
       float v[4] = {};
       if (column0 + c < w.out && k0 + kk < w.in) native_values(w, column0 + c, k0 + kk, v);
@@ -94,7 +94,7 @@ __device__ void load_native_tile(const NativeWeight& w, int64_t k0, int64_t colu
     }
     return;
   }
-  for (int at = static_cast<int>(threadIdx.x); at < kColumns * kDepth; at += kThreads) {
+  for (int at = thread; at < kColumns * kDepth; at += kThreads) {
     const int c = at / kDepth, kk = at % kDepth;
     tile[kk * kStride + c] = column0 + c < w.out && k0 + kk < w.in ? native_value(w, column0 + c, k0 + kk) : 0.0f;
   }

@@ -13,11 +13,12 @@ Status check_rows(const char* what, int64_t n_rows) {
   return invalid_argument(std::string(what) + ": expected at most " + std::to_string(kMaxRows) + " rows, found " + std::to_string(n_rows));
 }
 
+template <Order order>
 __global__ __launch_bounds__(kRowThreads) void rms_norm_kernel(RmsNormParams p) {
   const int64_t t = blockIdx.x;
   const float* x = p.x + t * p.d;
   __shared__ float shared_r;
-  const float r0 = block_inverse_rms(x, p.d, p.eps);
+  const float r0 = block_inverse_rms<order>(x, p.d, p.eps);
   if (threadIdx.x == 0) shared_r = r0;
   __syncthreads();
   const float r = shared_r;
@@ -123,10 +124,14 @@ __global__ __launch_bounds__(kRowThreads) void round_to_bf16_kernel(float* x, in
 
 }  // namespace
 
-Status rms_norm(device::Stream& stream, const RmsNormParams& p) {
+Status rms_norm(device::Stream& stream, const RmsNormParams& p, Order order) {
   if (p.n_rows == 0 || p.d == 0) return ok_status();
   RETURN_IF_ERROR(check_rows("rms_norm", p.n_rows));
-  rms_norm_kernel<<<static_cast<unsigned>(p.n_rows), kRowThreads, 0, stream.handle()>>>(p);
+  if (order == Order::kFast) {
+    rms_norm_kernel<Order::kFast><<<static_cast<unsigned>(p.n_rows), kRowThreads, 0, stream.handle()>>>(p);
+  } else {
+    rms_norm_kernel<Order::kCpu><<<static_cast<unsigned>(p.n_rows), kRowThreads, 0, stream.handle()>>>(p);
+  }
   return stream.launched("rms_norm_kernel");
 }
 

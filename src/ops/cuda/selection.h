@@ -17,8 +17,8 @@ Status router(device::Stream& stream, const RouterParams& p);
 
 // max_visible: no n_visible is larger.
 Status index_scores(device::Stream& stream, const IndexScoresParams& p, int64_t max_visible);
-// keys [n, dim] become entries first .. first + n - 1 of `panels` (ops/index_scores.h).
-Status set_index_keys(device::Stream& stream, const float* keys, int64_t n, int64_t dim, int64_t first, float* panels);
+// keys [n, dim] become entries *start / ratio and following of `panels` (ops/index_scores.h); start is device memory.
+Status set_index_keys(device::Stream& stream, const float* keys, int64_t n, int64_t dim, const int64_t* start, int64_t ratio, float* panels);
 
 // select_top_k of ops/select.h for every row.
 struct SelectParams {

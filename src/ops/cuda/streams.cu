@@ -10,12 +10,13 @@ __device__ __forceinline__ float sigmoid_f(float x) { return static_cast<float>(
 
 // A block per row. The first n*n threads hold one element each of the mixing matrix; all of them walk through Sinkhorn together and
 // sum rows and columns in ascending order.
+template <Order order>
 __global__ __launch_bounds__(kRowThreads) void mhc_coefficients_kernel(MhcCoefficientsParams p) {
   constexpr int kMaxMix = static_cast<int>(kMaxStreams * (2 + kMaxStreams));
   __shared__ float m[kMaxMix], c[kMaxStreams * kMaxStreams], shared_r;
   const int64_t t = blockIdx.x;
   const int n = static_cast<int>(p.n_streams), width = n * (2 + n), thread = static_cast<int>(threadIdx.x);
-  const float r0 = block_inverse_rms(p.h + t * n * p.d_model, n * p.d_model, p.norm_eps);
+  const float r0 = block_inverse_rms<order>(p.h + t * n * p.d_model, n * p.d_model, p.norm_eps);
   if (thread == 0) shared_r = r0;
   __syncthreads();
   if (thread < width) {
@@ -70,6 +71,27 @@ __global__ __launch_bounds__(kRowThreads) void mhc_collapse_kernel(MhcCollapsePa
   }
 }
 
+// A block per row; the collapsed row lies in p.out between the two steps.
+template <Order order>
+__global__ __launch_bounds__(kRowThreads) void mhc_collapse_normalised_kernel(MhcCollapseParams p, const float* weight, double eps) {
+  __shared__ float shared_r;
+  const int64_t t = blockIdx.x, d_model = p.d_model;
+  const float* w = p.weights + t * p.n_streams;
+  float* out = p.out + t * d_model;
+  for (int64_t d = threadIdx.x; d < d_model; d += blockDim.x) {
+    const float* h = p.h + t * p.n_streams * d_model + d;
+    float sum = w[0] * h[0];
+    for (int64_t c = 1; c < p.n_streams; ++c) sum = sum + w[c] * h[c * d_model];
+    out[d] = sum;
+  }
+  __syncthreads();
+  const float r0 = block_inverse_rms<order>(out, d_model, eps);
+  if (threadIdx.x == 0) shared_r = r0;
+  __syncthreads();
+  const float r = shared_r;
+  for (int64_t d = threadIdx.x; d < d_model; d += blockDim.x) out[d] = weight[d] * (out[d] * r);
+}
+
 __global__ __launch_bounds__(kRowThreads) void mhc_expand_kernel(MhcExpandParams p) {
   const int64_t s = p.n_streams, n = p.n_rows * s * p.d_model;
   for (int64_t at = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; at < n; at += int64_t{gridDim.x} * blockDim.x) {
@@ -80,7 +102,8 @@ __global__ __launch_bounds__(kRowThreads) void mhc_expand_kernel(MhcExpandParams
   }
 }
 
-// A block per row and stream. Warp 0's first half sums the dot product, warp 1's the stream's squares, warp 2's the key's.
+// A block per row and stream. In the CPU's order warp 0's first half sums the dot product, warp 1's the stream's squares, warp 2's the key's.
+template <Order order>
 __global__ __launch_bounds__(kRowThreads) void engram_gate_kernel(EngramGateParams p) {
   __shared__ double sums[3];
   __shared__ float shared_gate;
@@ -92,7 +115,16 @@ __global__ __launch_bounds__(kRowThreads) void engram_gate_kernel(EngramGatePara
   const float* q = p.q_weight + c * d_model;
   const float* k = p.k_weight + c * d_model;
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
-  if (warp < 3 && lane < 16) {
+  if (order == Order::kFast) {
+    float dot = 0, of_stream = 0, of_key = 0;
+    for (int64_t i = threadIdx.x; i < d_model; i += blockDim.x) {
+      dot = fmaf(h[i] * q[i], key[i] * k[i], dot);
+      of_stream = fmaf(h[i], h[i], of_stream);
+      of_key = fmaf(key[i], key[i], of_key);
+    }
+    dot = block_sum_fast(dot), of_stream = block_sum_fast(of_stream), of_key = block_sum_fast(of_key);
+    if (threadIdx.x == 0) sums[0] = dot, sums[1] = of_stream, sums[2] = of_key;
+  } else if (warp < 3 && lane < 16) {
     double sum = 0;
 #pragma unroll 4
     for (int64_t i = lane; i < d_model; i += 16) {
@@ -127,13 +159,17 @@ __global__ __launch_bounds__(kRowThreads) void engram_gate_kernel(EngramGatePara
 
 }  // namespace
 
-Status mhc_coefficients(device::Stream& stream, const MhcCoefficientsParams& p) {
+Status mhc_coefficients(device::Stream& stream, const MhcCoefficientsParams& p, Order order) {
   if (p.n_rows == 0) return ok_status();
   if (p.n_streams < 1 || p.n_streams > kMaxStreams) {
     return invalid_argument("mhc_coefficients: expected 1 to " + std::to_string(kMaxStreams) + " streams, found " +
                             std::to_string(p.n_streams));
   }
-  mhc_coefficients_kernel<<<static_cast<unsigned>(p.n_rows), kRowThreads, 0, stream.handle()>>>(p);
+  if (order == Order::kFast) {
+    mhc_coefficients_kernel<Order::kFast><<<static_cast<unsigned>(p.n_rows), kRowThreads, 0, stream.handle()>>>(p);
+  } else {
+    mhc_coefficients_kernel<Order::kCpu><<<static_cast<unsigned>(p.n_rows), kRowThreads, 0, stream.handle()>>>(p);
+  }
   return stream.launched("mhc_coefficients_kernel");
 }
 
@@ -143,15 +179,31 @@ Status mhc_collapse(device::Stream& stream, const MhcCollapseParams& p) {
   return stream.launched("mhc_collapse_kernel");
 }
 
+Status mhc_collapse_normalised(device::Stream& stream, const MhcCollapseParams& p, const float* weight, double eps, Order order) {
+  if (p.n_rows * p.d_model == 0) return ok_status();
+  if (p.n_rows > 0x7FFFFFFF) return invalid_argument("mhc_collapse: " + std::to_string(p.n_rows) + " rows are too many for one launch");
+  if (order == Order::kFast) {
+    mhc_collapse_normalised_kernel<Order::kFast><<<static_cast<unsigned>(p.n_rows), kRowThreads, 0, stream.handle()>>>(p, weight, eps);
+  } else {
+    mhc_collapse_normalised_kernel<Order::kCpu><<<static_cast<unsigned>(p.n_rows), kRowThreads, 0, stream.handle()>>>(p, weight, eps);
+  }
+  return stream.launched("mhc_collapse_normalised_kernel");
+}
+
 Status mhc_expand(device::Stream& stream, const MhcExpandParams& p) {
   if (p.n_rows * p.n_streams * p.d_model == 0) return ok_status();
   mhc_expand_kernel<<<grid_for(p.n_rows * p.n_streams * p.d_model, kRowThreads), kRowThreads, 0, stream.handle()>>>(p);
   return stream.launched("mhc_expand_kernel");
 }
 
-Status engram_gate(device::Stream& stream, const EngramGateParams& p) {
+Status engram_gate(device::Stream& stream, const EngramGateParams& p, Order order) {
   if (p.n_rows * p.n_streams == 0) return ok_status();
-  engram_gate_kernel<<<static_cast<unsigned>(p.n_rows * p.n_streams), kRowThreads, 0, stream.handle()>>>(p);
+  const unsigned n_blocks = static_cast<unsigned>(p.n_rows * p.n_streams);
+  if (order == Order::kFast) {
+    engram_gate_kernel<Order::kFast><<<n_blocks, kRowThreads, 0, stream.handle()>>>(p);
+  } else {
+    engram_gate_kernel<Order::kCpu><<<n_blocks, kRowThreads, 0, stream.handle()>>>(p);
+  }
   return stream.launched("engram_gate_kernel");
 }
 

@@ -5,15 +5,18 @@
 
 #include "base/status.h"
 #include "device/stream.h"
+#include "ops/cuda/order.h"
 #include "ops/engram_gate.h"
 #include "ops/mhc.h"
 
 namespace espalier::ops::cuda {
 
 // Errors also: invalid_argument for more than kMaxStreams streams.
-Status mhc_coefficients(device::Stream& stream, const MhcCoefficientsParams& p);
+Status mhc_coefficients(device::Stream& stream, const MhcCoefficientsParams& p, Order order = Order::kCpu);
 Status mhc_collapse(device::Stream& stream, const MhcCollapseParams& p);
+// The same followed by rms_norm with `weight` [d_model], one launch; the bits are those of both.
+Status mhc_collapse_normalised(device::Stream& stream, const MhcCollapseParams& p, const float* weight, double eps, Order order = Order::kCpu);
 Status mhc_expand(device::Stream& stream, const MhcExpandParams& p);
-Status engram_gate(device::Stream& stream, const EngramGateParams& p);
+Status engram_gate(device::Stream& stream, const EngramGateParams& p, Order order = Order::kCpu);
 
 }  // namespace espalier::ops::cuda

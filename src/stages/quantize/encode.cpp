@@ -68,6 +68,14 @@ Linear* find_linear(BlockWeights& weights, const MatrixSpec& spec) {
   return nullptr;
 }
 
+std::string tensor_digest(const codec::Exl3Tensor& tensor) {
+  Sha256 digest;
+  digest.update(bytes_of(tensor.trellis));
+  digest.update(bytes_of(tensor.suh));
+  digest.update(bytes_of(tensor.svh));
+  return digest.finish_hex();
+}
+
 float routing_scale(float weight, double exponent) {
   if (exponent == 0) return 1.0f;
   if (exponent == 2) return weight;
@@ -130,11 +138,7 @@ void take(codec::QuantizedMatrix q, const EncodeTarget& target) {
   if (record.tokens == 0 && q.hessian == codec::HessianUse::kCalibrated) {
     record.fallbacks.push_back({"no calibration tokens: the layer's prior alone"});
   }
-  Sha256 digest;
-  digest.update(bytes_of(q.tensor.trellis));
-  digest.update(bytes_of(q.tensor.suh));
-  digest.update(bytes_of(q.tensor.svh));
-  record.sha256 = digest.finish_hex();
+  record.sha256 = tensor_digest(q.tensor);
   *target.linear = Linear::from_exl3(std::move(q.tensor), WeightResidency::kUnpacked);
 }
 

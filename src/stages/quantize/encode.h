@@ -83,6 +83,9 @@ std::vector<int32_t> sample_tokens(int64_t n, int64_t count, uint64_t seed, cons
 void add_rows(ThreadPool& pool, const MoeInputs& inputs, const std::vector<int32_t>& tokens, const float* scale,
               HessianAccumulator* accumulator);
 
+// sha256 over the bytes of trellis, suh and svh.
+std::string tensor_digest(const codec::Exl3Tensor& tensor);
+
 // Hessian facts of a record.
 void describe_hessian(const Hessian& hessian, MatrixRecord* record);
 

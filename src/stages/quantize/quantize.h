@@ -26,6 +26,14 @@
 
 namespace espalier {
 
+class WidthLibrary;  // width_library.h
+
+// Which layers the calibration rows have run through when they reach a layer.
+enum class StreamFrom {
+  kQuantized,  // the layers as they were just encoded: what a reader of the pack feeds the layer with
+  kNative,     // the checkpoint's own: a matrix's bytes do not depend on the widths of others (with w2_input native)
+};
+
 struct QuantizeOptions {
   // Widths: 1 to 8, and 1.5, 2.5, 3.5 with mul1.
   double bits = 0;                   // routed experts, and everything that has no width of its own
@@ -37,7 +45,11 @@ struct QuantizeOptions {
   std::vector<std::string> keep_native;  // projections (names.h) that are not quantized: "attn.wkv"
   EncodeSettings encode;
   Numerics numerics = Numerics::kKvq;
+  StreamFrom stream = StreamFrom::kQuantized;
   int64_t draft_stride = 8;  // one draft call per so many positions of a row
+  // Matrices that are there are taken, others are encoded and added; the bytes are the same either way. Needs the native stream
+  // and w2_input native; the caller opens it with a key that says what the bytes depend on. Not recorded.
+  WidthLibrary* library = nullptr;
 };
 
 // A matrix that keeps its native form, and why.
@@ -55,7 +67,7 @@ struct QuantizeReport {
   int64_t longest_row = 0;
   int64_t draft_calls = 0;
   // The shortest calibration row and its logits as the streamed, quantized network computes them: a plain forward pass
-  // of the finished pack over probe_ids must give the same bits.
+  // of the finished pack over probe_ids must give the same bits. Empty when the rows streamed through native layers.
   std::vector<int32_t> probe_ids;
   Tensor probe_logits;  // [n, vocab]
 };
@@ -66,6 +78,9 @@ std::vector<MatrixSpec> quantized_matrices(const QuantizeOptions& options, const
 
 // Checks of bits against what the encoder can do. Errors: invalid_argument naming the option.
 Status check_options(const QuantizeOptions& options);
+
+// Whether a matrix depends on nothing but its own name and width under these options. Errors: invalid_argument naming the options.
+Status check_independent(const QuantizeOptions& options);
 
 // Whether the options fit a network: every quantizable matrix has a width that its codebook knows, a wo_a and an expert are
 // native as a whole or not at all, keep_native names projections that exist. Errors: invalid_argument, failed_precondition naming the matrix.
@@ -80,5 +95,11 @@ int width_of(const QuantizeOptions& options, const MatrixSpec& spec, int n_layer
 Result<QuantizeReport> quantize(const WeightLoader& loader, const std::vector<DatasetRow>& rows,
                                 const QuantizeOptions& options, const std::filesystem::path& shard_dir,
                                 Progress& progress, ThreadPool& pool);
+
+// Fills options.library: every routed expert of the backbone at each of `widths` (half bits), everything else at the width that
+// the options give. Rows stream through once, whatever is missing; nothing else is written. Errors: as quantize.
+Result<QuantizeReport> build_library(const WeightLoader& loader, const std::vector<DatasetRow>& rows,
+                                     const QuantizeOptions& options, const std::vector<int>& widths, Progress& progress,
+                                     ThreadPool& pool);
 
 }  // namespace espalier

@@ -59,6 +59,9 @@ class Run {
     const Progress& outer_;
   };
 
+  // Whose layers the rows ran through.
+  const WeightLoader& streamed() const { return options_.stream == StreamFrom::kNative ? native_ : pack_; }
+
   // Backbone layers, head, main_proj, stages.
   int order_of(const MatrixSpec& spec) const {
     if (spec.kind == MatrixKind::kHead) return config_.n_layers;
@@ -132,7 +135,7 @@ class Run {
       RETURN_IF_ERROR(encode_chosen(job, capture, weights, progress_));
     }
     if (layer == last_) return ok_status();
-    ASSIGN_OR_RETURN(const BlockWeights weights, pack_.load_block(pool_, layer));
+    ASSIGN_OR_RETURN(const BlockWeights weights, streamed().load_block(pool_, layer));
     return stream.advance_layer(context_, weights, layer, quiet);
   }
 
@@ -172,8 +175,8 @@ class Run {
       RETURN_IF_ERROR(DraftCalibration::observe_taps(context_, drafter, stream, &capture, quiet));
       RETURN_IF_ERROR(encode_root(*main_proj, capture, &drafter.main_proj));
     }
-    ASSIGN_OR_RETURN(const GlobalWeights globals, pack_.load_globals(pool_));
-    ASSIGN_OR_RETURN(const DrafterGlobals drafter, pack_.load_drafter_globals(pool_));
+    ASSIGN_OR_RETURN(const GlobalWeights globals, streamed().load_globals(pool_));
+    ASSIGN_OR_RETURN(const DrafterGlobals drafter, streamed().load_drafter_globals(pool_));
     DraftCalibration drafts = DraftCalibration::begin(context_, globals, drafter, stream, options_.draft_stride);
     for (int stage = 0; stage < config_.drafter.n_stages && config_.n_layers + stage + 2 <= last_; ++stage) {
       const int block = config_.n_layers + stage;
@@ -188,7 +191,7 @@ class Run {
         RETURN_IF_ERROR(encode_chosen(job, capture, weights, progress_));
       }
       if (block + 2 == last_) break;
-      ASSIGN_OR_RETURN(const BlockWeights weights, pack_.load_block(pool_, block));
+      ASSIGN_OR_RETURN(const BlockWeights weights, streamed().load_block(pool_, block));
       RETURN_IF_ERROR(drafts.advance_stage(context_, weights, stage, quiet));
     }
     return ok_status();

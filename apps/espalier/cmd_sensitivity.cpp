@@ -1,0 +1,137 @@
+// espalier sensitivity: what it costs, in KL, to replace a layer's experts by a pack's.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "apps/espalier/command.h"
+#include "base/file.h"
+#include "base/hash.h"
+#include "format/json.h"
+#include "stages/provenance.h"
+#include "stages/swap_sensitivity.h"
+
+namespace espalier::app {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Flags {
+  std::string checkpoint, data, stats, out, stats_out, engram;
+  std::string method = "swap", per = "layer", numerics = "kvq";
+  std::vector<std::string> packs;
+  int64_t rows = 0;
+  int resamples = 200;
+  double memory_gib = 4;
+};
+
+Result<WeightLoader> open_model(const std::string& dir, const std::string& engram) {
+  LoadOptions load;
+  load.engram_dir = engram;
+  return WeightLoader::open(dir, load);
+}
+
+void print_text(const Sensitivity& table, const std::string& out) {
+  std::printf("%s: KL per unit of relative squared error of a layer's routed output\n%-6s", out.c_str(), "layer");
+  for (const SensitivityDomain& d : table.domains) std::printf(" %18s", d.name.c_str());
+  std::printf("\n");
+  for (size_t l = 0; l < table.layers.size(); ++l) {
+    std::printf("%-6zu", l);
+    for (size_t d = 0; d < table.domains.size(); ++d) {
+      std::printf(" %9.4f +- %5.4f", table.layers[l].slope[d], table.layers[l].slope_se[d]);
+    }
+    std::printf("\n");
+  }
+  std::printf("%-6s", "adds");
+  for (const SensitivityDomain& d : table.domains) std::printf(" %18.4f", d.additivity);
+  std::printf("   all layers at once over the sum of single ones\n%-6s", "floor");
+  for (const SensitivityDomain& d : table.domains) std::printf(" %18.3g", d.floor);
+  std::printf("   nats that no width changes\n");
+}
+
+Result<int> run(const Flags& flags, CommandContext& context) {
+  if (flags.packs.empty() || flags.packs.size() > 2) {
+    return invalid_argument("--swap-pack: expected one or two packs, found " + std::to_string(flags.packs.size()));
+  }
+  ASSIGN_OR_RETURN(const std::string checkpoint, resolve_model(flags.checkpoint));
+  ASSIGN_OR_RETURN(Dataset data, load_dataset(flags.data));
+  ASSIGN_OR_RETURN(const WeightLoader native, open_model(checkpoint, flags.engram));
+  const Config& config = native.config();
+  RETURN_IF_ERROR(check_dataset_fits(data, config.vocab, config.max_positions, fs::path(flags.data).filename().string()));
+  data.rows = spread_rows(data.rows, flags.rows);
+  ASSIGN_OR_RETURN(const RoutingStatistics routing, read_routing_statistics(fs::path(flags.stats) / kRoutingFile, config));
+  std::optional<MatrixErrors> errors;
+  if (fs::exists(fs::path(flags.stats) / kErrorsFile)) {
+    ASSIGN_OR_RETURN(errors, read_matrix_errors(fs::path(flags.stats) / kErrorsFile, config));
+  }
+  SwapSensitivityOptions options;
+  std::vector<WeightLoader> packs;
+  for (const std::string& dir : flags.packs) {
+    ASSIGN_OR_RETURN(WeightLoader pack, open_model(dir, flags.engram));
+    packs.push_back(std::move(pack));
+    ASSIGN_OR_RETURN(const std::string identity, model_identity(dir));
+    options.packs.push_back(fs::path(dir).filename().string() + " " + identity.substr(0, 12));
+  }
+  std::vector<const WeightLoader*> views;
+  for (const WeightLoader& pack : packs) views.push_back(&pack);
+  options.by_expert = flags.per == "expert";
+  if (options.by_expert && flags.stats_out.empty()) {
+    return invalid_argument("--per expert: expected --stats-out FOLDER for the shares that it measures, found none");
+  }
+  options.resamples = flags.resamples;
+  options.seed = context.common.seed;
+  options.sweep.numerics = *numerics_from_name(flags.numerics);
+  options.sweep.memory_bytes = static_cast<uint64_t>(flags.memory_gib * (1ull << 30));
+  ASSIGN_OR_RETURN(SwapSensitivity made, swap_sensitivity(native, views, routing, errors, data, options, context.progress, context.pool));
+
+  Sensitivity& table = made.table;
+  ASSIGN_OR_RETURN(table.model_identity, model_identity(checkpoint));
+  table.inputs["data_content_sha256"] = data.content_sha256;
+  table.inputs["numerics"] = flags.numerics;
+  table.routing_sha256 = routing.sha256;
+  if (errors) table.errors_sha256 = errors->sha256;
+  if (options.by_expert) {
+    fs::create_directories(flags.stats_out);
+    made.routing.metadata["shares"] = "measured by exchanging single experts";
+    made.routing.metadata["routing_sha256"] = routing.sha256;
+    const fs::path path = fs::path(flags.stats_out) / kRoutingFile;
+    RETURN_IF_ERROR(write_routing_statistics(path, made.routing, config));
+    ASSIGN_OR_RETURN(table.routing_sha256, sha256_file_hex(path));
+    if (errors) RETURN_IF_ERROR(write_matrix_errors(fs::path(flags.stats_out) / kErrorsFile, *errors, config));
+    if (errors) {
+      ASSIGN_OR_RETURN(table.errors_sha256, sha256_file_hex(fs::path(flags.stats_out) / kErrorsFile));
+    }
+  }
+  const fs::path blocks = fs::path(flags.out).replace_extension("blocks.safetensors");
+  RETURN_IF_ERROR(write_block_slopes(blocks, made.blocks, config));
+  ASSIGN_OR_RETURN(table.blocks_sha256, sha256_file_hex(blocks));
+  const std::string text = sensitivity_json(table, config);
+  RETURN_IF_ERROR(write_text_file(flags.out, text));
+  if (context.common.json) print_json(text);
+  else print_text(table, flags.out);
+  return 0;
+}
+
+}  // namespace
+
+void add_sensitivity(CommandTable& table) {
+  const auto flags = std::make_shared<Flags>();
+  CLI::App* app = table.add("sensitivity", "Measures what replacing a layer's experts by a pack's costs, for plan",
+                            [flags](CommandContext& context) { return run(*flags, context); });
+  app->add_option("checkpoint", flags->checkpoint, "Folder of the official checkpoint, or 'pocket'")->required();
+  app->add_option("--data", flags->data, "Sensitivity set (JSON lines), not the panel that plans are judged by")->required();
+  app->add_option("--stats", flags->stats, "Statistics folder: routing.safetensors, and errors.safetensors of a width library")->required();
+  app->add_option("--method", flags->method, "swap: experts of a layer replaced by a pack's")->check(CLI::IsMember({"swap"}));
+  app->add_option("--swap-pack", flags->packs, "Pack of this checkpoint; give a second one of other widths to tell the part that no width changes")->required();
+  app->add_option("--per", flags->per, "layer, or expert: every expert alone too, which measures shares (small models)")
+      ->check(CLI::IsMember({"layer", "expert"}));
+  app->add_option("--stats-out", flags->stats_out, "Folder for the statistics with measured shares (--per expert)");
+  app->add_option("--out", flags->out, "Table to write; slopes of single rows go to OUT.blocks.safetensors")->required();
+  app->add_option("--rows", flags->rows, "Use at most so many rows, spread over the set; 0 = all")->check(CLI::NonNegativeNumber);
+  app->add_option("--numerics", flags->numerics, "Numerics of the forward passes")->check(CLI::IsMember({"full", "kvq"}));
+  app->add_option("--resamples", flags->resamples, "Resamples of rows for the errors of the slopes")->check(CLI::Range(2, 100000));
+  app->add_option("--memory-gib", flags->memory_gib, "Memory for rows in flight; decides how many are taken at once")->check(CLI::Range(0.01, 4096.0));
+  app->add_option("--engram", flags->engram, "Another folder that holds the Engram shards");
+}
+
+}  // namespace espalier::app
