@@ -1,4 +1,4 @@
-// espalier sensitivity: what it costs, in KL, to replace a layer's experts by a pack's.
+// espalier sensitivity: what it costs, in KL, to replace a layer's experts by a pack's, or to add noise like a pack's errors.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <filesystem>
@@ -17,7 +17,9 @@ namespace {
 namespace fs = std::filesystem;
 
 struct Flags {
-  std::string checkpoint, data, stats, out, stats_out, engram;
+  std::string checkpoint, data, stats, out, stats_out, engram, plan;
+  std::string noise = "shaped";
+  int draws = 2;
   std::string method = "swap", per = "layer", numerics = "kvq";
   std::vector<std::string> packs;
   int64_t rows = 0;
@@ -49,10 +51,40 @@ void print_text(const Sensitivity& table, const std::string& out) {
   std::printf("   nats that no width changes\n");
 }
 
-Result<int> run(const Flags& flags, CommandContext& context) {
-  if (flags.packs.empty() || flags.packs.size() > 2) {
-    return invalid_argument("--swap-pack: expected one or two packs, found " + std::to_string(flags.packs.size()));
+Status check_flags(const Flags& flags) {
+  const bool takes_two = flags.method == "swap" && flags.plan.empty();
+  if (flags.packs.size() > (takes_two ? 2 : 1)) {
+    return invalid_argument(std::string("--swap-pack: expected ") + (takes_two ? "one or two packs" : "one pack with --method noise or --plan") +
+                            ", found " + std::to_string(flags.packs.size()));
   }
+  if (flags.method == "noise" && (!flags.plan.empty() || flags.per == "expert")) {
+    return invalid_argument("--method noise measures layers around the native model: leave out --plan and --per expert");
+  }
+  if (!flags.plan.empty() && flags.per == "expert") return invalid_argument("--plan measures layers: leave out --per expert");
+  return ok_status();
+}
+
+// The plan's sha256. Refuses a pack that does not have the plan's widths.
+Result<std::string> check_plan(const std::string& path, const WeightLoader& pack) {
+  const Config& config = pack.config();
+  ASSIGN_OR_RETURN(const std::string text, read_text_file(path, uint64_t{256} << 20));
+  ASSIGN_OR_RETURN(const PackPlan plan, parse_pack_plan(text, "'" + path + "'", config));
+  ASSIGN_OR_RETURN(const std::vector<ExpertWidths> found, expert_widths(pack));
+  for (size_t i = 0; i < found.size(); ++i) {
+    const auto n = static_cast<size_t>(config.n_experts);
+    const auto layer = plan.experts.find(static_cast<int>(i / n));
+    if (layer != plan.experts.end()) {
+      const ExpertWidths& w = layer->second[i % n];
+      if (w.w1 == found[i].w1 && w.w2 == found[i].w2 && w.w3 == found[i].w3) continue;
+    }
+    return failed_precondition("'" + pack.dir() + "': layer " + std::to_string(i / n) + " expert " + std::to_string(i % n) +
+                               " has not the widths of '" + path + "'; give the pack that was made from this plan");
+  }
+  return sha256_hex(text);
+}
+
+Result<int> run(const Flags& flags, CommandContext& context) {
+  RETURN_IF_ERROR(check_flags(flags));
   ASSIGN_OR_RETURN(const std::string checkpoint, resolve_model(flags.checkpoint));
   ASSIGN_OR_RETURN(Dataset data, load_dataset(flags.data));
   ASSIGN_OR_RETURN(const WeightLoader native, open_model(checkpoint, flags.engram));
@@ -78,6 +110,14 @@ Result<int> run(const Flags& flags, CommandContext& context) {
   if (options.by_expert && flags.stats_out.empty()) {
     return invalid_argument("--per expert: expected --stats-out FOLDER for the shares that it measures, found none");
   }
+  std::string plan_sha256;
+  if (!flags.plan.empty()) {
+    options.method = SensitivityMethod::kAround;
+    ASSIGN_OR_RETURN(plan_sha256, check_plan(flags.plan, packs.front()));
+  }
+  if (flags.method == "noise") options.method = SensitivityMethod::kNoise;
+  options.noise = flags.noise == "white" ? NoiseShape::kWhite : NoiseShape::kShaped;
+  options.draws = flags.draws;
   options.resamples = flags.resamples;
   options.seed = context.common.seed;
   options.sweep.numerics = *numerics_from_name(flags.numerics);
@@ -88,6 +128,7 @@ Result<int> run(const Flags& flags, CommandContext& context) {
   ASSIGN_OR_RETURN(table.model_identity, model_identity(checkpoint));
   table.inputs["data_content_sha256"] = data.content_sha256;
   table.inputs["numerics"] = flags.numerics;
+  if (table.base) table.base->plan_sha256 = plan_sha256;
   table.routing_sha256 = routing.sha256;
   if (errors) table.errors_sha256 = errors->sha256;
   if (options.by_expert) {
@@ -121,7 +162,12 @@ void add_sensitivity(CommandTable& table) {
   app->add_option("checkpoint", flags->checkpoint, "Folder of the official checkpoint, or 'pocket'")->required();
   app->add_option("--data", flags->data, "Sensitivity set (JSON lines), not the panel that plans are judged by")->required();
   app->add_option("--stats", flags->stats, "Statistics folder: routing.safetensors, and errors.safetensors of a width library")->required();
-  app->add_option("--method", flags->method, "swap: experts of a layer replaced by a pack's")->check(CLI::IsMember({"swap"}));
+  app->add_option("--method", flags->method, "swap: experts of a layer replaced by a pack's; noise: noise made from the pack's errors added to them")
+      ->check(CLI::IsMember({"swap", "noise"}));
+  app->add_option("--plan", flags->plan, "The swap pack's plan: measure around it, all layers exchanged and one restored, for plan --around");
+  app->add_option("--noise", flags->noise, "shaped: the encoder's errors with random signs; white: as strong, without their shape")
+      ->check(CLI::IsMember({"shaped", "white"}));
+  app->add_option("--draws", flags->draws, "Pairs of opposite draws of the noise")->check(CLI::Range(1, 64));
   app->add_option("--swap-pack", flags->packs, "Pack of this checkpoint; give a second one of other widths to tell the part that no width changes")->required();
   app->add_option("--per", flags->per, "layer, or expert: every expert alone too, which measures shares (small models)")
       ->check(CLI::IsMember({"layer", "expert"}));

@@ -6,6 +6,7 @@
 #include "base/rng.h"
 #include "model/coverage.h"
 #include "stages/plan/expert_errors.h"
+#include "stages/swap_sides.h"
 
 namespace espalier {
 namespace {
@@ -20,33 +21,22 @@ Line line_through(const std::vector<double>& d, const std::vector<double>& k) {
   double dd = 0, dk = 0;
   for (size_t i = 0; i < d.size(); ++i) dd += d[i] * d[i], dk += d[i] * k[i];
   const Line through_zero{0, dd > 0 ? dk / dd : 0};
-  if (d.size() == 1) return through_zero;
+  if (d.size() == 1 || d[0] == d[1]) return through_zero;
   const double slope = (k[1] - k[0]) / (d[1] - d[0]), floor = k[0] - slope * d[0];
   if (slope < 0) return {std::min(k[0], k[1]), 0};
   return floor < 0 ? through_zero : Line{floor, slope};
 }
 
-// Widths of every routed expert of a pack. [n_layers * n_experts]
-Result<std::vector<ExpertWidths>> widths_of(const WeightLoader& pack) {
-  const Config& config = pack.config();
-  std::vector<ExpertWidths> out(static_cast<size_t>(config.n_layers * config.n_experts),
-                                {kNativeWidth, kNativeWidth, kNativeWidth});
-  for (const MatrixSpec& spec : all_matrices(config)) {
-    if (spec.expert < 0 || spec.block >= config.n_layers) continue;
-    const std::string stem = exl3_stem(pack.index(), spec);
-    if (stem.empty()) continue;
-    const std::optional<ConstView> trellis = pack.index().find(stem + ".trellis");
-    const int k2 = static_cast<int>(trellis->shape[2] / 8);
-    ExpertWidths& w = out[static_cast<size_t>(spec.block * config.n_experts + spec.expert)];
-    (spec.kind == MatrixKind::kExpertW1 ? w.w1 : spec.kind == MatrixKind::kExpertW3 ? w.w3 : w.w2) = k2;
-  }
-  return out;
-}
-
 class Fit {
  public:
-  Fit(const Config& config, const RoutingStatistics& routing, const SwapMeasurement& measured, size_t n_packs)
-      : config_(config), routing_(routing), measured_(measured), n_packs_(n_packs), n_layers_(static_cast<size_t>(config.n_layers)) {}
+  // measured: layer by layer and then all of them, for each of `sides`.
+  Fit(const Config& config, const RoutingStatistics& routing, const SwapMeasurement& measured, const std::vector<SwapSide>& sides)
+      : config_(config),
+        routing_(routing),
+        measured_(measured),
+        sides_(sides),
+        n_packs_(sides.size()),
+        n_layers_(static_cast<size_t>(config.n_layers)) {}
 
   // D [n_packs, n_layers, n_domains].
   Status predict(const ExpertErrors& errors, const std::vector<std::vector<ExpertWidths>>& widths) {
@@ -61,12 +51,12 @@ class Fit {
           double sum = 0;
           for (size_t e = 0; e < n_experts; ++e) {
             const size_t i = l * n_experts + e;
-            sum += static_cast<double>(routing_.share[i * routing_.domains.size() + column]) * errors.expert_error(l, e, widths[p][i]);
+            sum += static_cast<double>(routing_.share[i * routing_.domains.size() + column]) * errors.expert_error(l, e, widths[sides_[p].pack][i]);
           }
-          distance_[(p * n_layers_ + l) * n_domains + d] = sum;
+          distance_[(p * n_layers_ + l) * n_domains + d] = sum * sides_[p].amplitude * sides_[p].amplitude;
         }
       }
-      for (size_t l = 0; l < n_layers_ && n_packs_ == 2; ++l) {
+      for (size_t l = 0; l < n_layers_ && n_packs_ == 2 && sides_[0].pack != sides_[1].pack; ++l) {
         if (distance(0, l, d) == distance(1, l, d)) {
           return failed_precondition("--swap-pack: the two packs have the same widths in layer " + std::to_string(l) +
                                      "; give packs of different widths");
@@ -121,6 +111,7 @@ class Fit {
   const Config& config_;
   const RoutingStatistics& routing_;
   const SwapMeasurement& measured_;
+  const std::vector<SwapSide> sides_;
   const size_t n_packs_, n_layers_;
   std::vector<double> distance_;
 };
@@ -148,6 +139,22 @@ void take_shares(const SwapMeasurement& m, const ExpertErrors& errors, const std
 
 }  // namespace
 
+Result<std::vector<ExpertWidths>> expert_widths(const WeightLoader& pack) {
+  const Config& config = pack.config();
+  std::vector<ExpertWidths> out(static_cast<size_t>(config.n_layers * config.n_experts),
+                                {kNativeWidth, kNativeWidth, kNativeWidth});
+  for (const MatrixSpec& spec : all_matrices(config)) {
+    if (spec.expert < 0 || spec.block >= config.n_layers) continue;
+    const std::string stem = exl3_stem(pack.index(), spec);
+    if (stem.empty()) continue;
+    const std::optional<ConstView> trellis = pack.index().find(stem + ".trellis");
+    const int k2 = static_cast<int>(trellis->shape[2] / 8);
+    ExpertWidths& w = out[static_cast<size_t>(spec.block * config.n_experts + spec.expert)];
+    (spec.kind == MatrixKind::kExpertW1 ? w.w1 : spec.kind == MatrixKind::kExpertW3 ? w.w3 : w.w2) = k2;
+  }
+  return out;
+}
+
 Result<SwapSensitivity> swap_sensitivity(const WeightLoader& native, const std::vector<const WeightLoader*>& packs,
                                          const RoutingStatistics& routing, const std::optional<MatrixErrors>& errors,
                                          const Dataset& data, const SwapSensitivityOptions& options, Progress& progress,
@@ -159,23 +166,23 @@ Result<SwapSensitivity> swap_sensitivity(const WeightLoader& native, const std::
       return failed_precondition("the routing statistics have no domain '" + name + "', which the data set has; calibrate with the same domains");
     }
   }
-  std::vector<Swap> swaps;
-  for (int p = 0; p < static_cast<int>(packs.size()); ++p) {
-    for (int l = 0; l < config.n_layers; ++l) swaps.push_back({p, l, -1});
-    swaps.push_back({p, -1, -1});
-  }
+  const std::vector<SwapSide> sides = swap_sides(options);
+  std::vector<Swap> swaps = swaps_of_layers(sides, options, config.n_layers);
   const size_t first_expert_swap = swaps.size();
   for (int p = 0; p < static_cast<int>(packs.size()) && options.by_expert; ++p) {
     for (int l = 0; l < config.n_layers; ++l) {
-      for (int e = 0; e < config.n_experts; ++e) swaps.push_back({p, l, e});
+      for (int e = 0; e < config.n_experts; ++e) swaps.push_back({p, l, e, false, std::nullopt});
     }
   }
-  ASSIGN_OR_RETURN(const SwapMeasurement measured, measure_swaps(native, packs, swaps, data, options.sweep, progress, pool));
+  ASSIGN_OR_RETURN(SwapMeasurement measured, measure_swaps(native, packs, swaps, data, options.sweep, progress, pool));
+  merge_sides(&measured, sides.size(), n_layers, options);
 
   SwapSensitivity out;
   out.routing = routing;
   Sensitivity& table = out.table;
   table.method = options.by_expert ? "swap by expert" : "swap";
+  if (options.method == SensitivityMethod::kNoise) table.method = options.noise == NoiseShape::kShaped ? "noise" : "white noise";
+  if (options.method == SensitivityMethod::kAround) table.method = "restored layers";
   const size_t n_domains = measured.domains.size(), n_rows = measured.row_domain.size();
   for (size_t d = 0; d < n_domains; ++d) {
     SensitivityDomain domain;
@@ -196,10 +203,10 @@ Result<SwapSensitivity> swap_sensitivity(const WeightLoader& native, const std::
   ASSIGN_OR_RETURN(const ExpertErrors expert_errors, ExpertErrors::make(inputs, PlanRequest()));
   std::vector<std::vector<ExpertWidths>> widths;
   for (const WeightLoader* pack : packs) {
-    ASSIGN_OR_RETURN(auto of_pack, widths_of(*pack));
+    ASSIGN_OR_RETURN(auto of_pack, expert_widths(*pack));
     widths.push_back(std::move(of_pack));
   }
-  Fit fit(config, routing, measured, packs.size());
+  Fit fit(config, routing, measured, sides);
   RETURN_IF_ERROR(fit.predict(expert_errors, widths));
 
   const std::vector<int> once(n_rows, 1);
@@ -208,11 +215,16 @@ Result<SwapSensitivity> swap_sensitivity(const WeightLoader& native, const std::
     for (size_t l = 0; l < n_layers; ++l) {
       lines.push_back(fit.layer_line(l, d, once));
       table.layers[l].floor[d] = lines.back().floor;
-      table.layers[l].slope[d] = lines.back().slope;
+      // A layer whose restoring seems to cost is taken as one that costs nothing.
+      table.layers[l].slope[d] = lines.back().slope = std::max(0.0, lines.back().slope);
     }
     const Line whole = fit.domain_line(d, lines, once);
     table.domains[d].floor = whole.floor;
     table.domains[d].additivity = whole.slope;
+    if (options.method == SensitivityMethod::kAround) {
+      if (!table.base) table.base.emplace();
+      table.base->kl.push_back(fit.mean(fit.all_swap(0), d, once));
+    }
 
     // Rows of the domain, drawn with replacement.
     std::vector<size_t> rows;
@@ -237,9 +249,9 @@ Result<SwapSensitivity> swap_sensitivity(const WeightLoader& native, const std::
       table.layers[l].slope_se[d] = std::sqrt(std::max(0.0, square[l] / n - mean * mean));
     }
     for (size_t l = 0; l < n_layers; ++l) {
-      for (size_t p = 0; p < packs.size(); ++p) {
-        SwapKl& kl = table.layers[l].swaps[options.packs[p]];
-        kl.mean.push_back(fit.mean(fit.layer_swap(p, l), d, once));
+      for (size_t p = 0; p < sides.size(); ++p) {
+        SwapKl& kl = table.layers[l].swaps[sides[p].name];
+        kl.mean.push_back(std::max(0.0, fit.mean(fit.layer_swap(p, l), d, once)));
         double spread = 0;
         for (const size_t r : rows) {
           const double of_row = measured.kl[fit.layer_swap(p, l) * n_rows + r] - kl.mean.back() * static_cast<double>(measured.row_positions[r]);
@@ -259,6 +271,9 @@ Result<SwapSensitivity> swap_sensitivity(const WeightLoader& native, const std::
     for (size_t l = 0; l < n_layers; ++l) {
       out.blocks.slope.push_back(static_cast<float>(fit.layer_line(l, static_cast<size_t>(measured.row_domain[r]), only).slope));
     }
+  }
+  for (LayerSensitivity& layer : table.layers) {
+    if (options.method == SensitivityMethod::kNoise) layer.noise = layer.slope;
   }
   if (options.by_expert) take_shares(measured, expert_errors, widths, table, first_expert_swap, config, &out.routing);
   return out;

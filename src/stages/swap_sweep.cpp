@@ -12,21 +12,32 @@ namespace {
 // Puts a pack's experts into native weights, and takes them out again.
 class Exchange {
  public:
-  Exchange(BlockWeights& native, BlockWeights& pack, int expert) : native_(native), pack_(pack), expert_(expert) { swap(); }
+  Exchange(BlockWeights& native, std::vector<ExpertWeights>& other, int expert)
+      : native_(native), other_(other), expert_(expert) {
+    swap();
+  }
   ~Exchange() { swap(); }
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
 
  private:
   void swap() {
-    if (expert_ < 0) return std::swap(native_.moe.experts, pack_.moe.experts);
+    if (expert_ < 0) return std::swap(native_.moe.experts, other_);
     const auto e = static_cast<size_t>(expert_);
-    std::swap(native_.moe.experts[e], pack_.moe.experts[e]);
+    std::swap(native_.moe.experts[e], other_[e]);
   }
   BlockWeights& native_;
-  BlockWeights& pack_;
+  std::vector<ExpertWeights>& other_;
   int expert_;
 };
+
+// The exchange of all layers that a restored layer splits off; swaps.size(): none.
+size_t whole_of(const std::vector<Swap>& swaps, const Swap& restored) {
+  const auto it = std::find_if(swaps.begin(), swaps.end(), [&](const Swap& s) {
+    return s.layer < 0 && s.expert < 0 && s.pack == restored.pack && s.noise == restored.noise;
+  });
+  return static_cast<size_t>(it - swaps.begin());
+}
 
 class Sweep {
  public:
@@ -55,11 +66,16 @@ class Sweep {
         others.push_back(std::move(block));
       }
       for (size_t i = 0; i < swaps_.size(); ++i) {
+        if (swaps_[i].layer == layer) open[i] = swaps_[i].restores ? open[whole_of(swaps_, swaps_[i])] : clean;
+      }
+      for (size_t i = 0; i < swaps_.size(); ++i) {
         const Swap& s = swaps_[i];
         if (s.layer > layer) continue;
-        if (s.layer == layer) open[i] = clean;
-        if (s.layer == layer || s.layer < 0) {
-          const Exchange exchange(weights, others[static_cast<size_t>(s.pack)], s.expert);
+        if (s.restores ? layer > s.layer : s.layer == layer || s.layer < 0) {
+          std::vector<ExpertWeights>& pack = others[static_cast<size_t>(s.pack)].moe.experts;
+          std::vector<ExpertWeights> noisy;
+          if (s.noise) noisy = noisy_experts(weights.moe.experts, pack, *s.noise, layer, pool_);
+          const Exchange exchange(weights, s.noise ? noisy : pack, s.expert);
           RETURN_IF_ERROR(open[i].advance_layer(context_, weights, layer, progress_));
         } else {
           RETURN_IF_ERROR(open[i].advance_layer(context_, weights, layer, progress_));
@@ -139,6 +155,11 @@ Result<SwapMeasurement> measure_swaps(const WeightLoader& native, const std::vec
                                       const std::vector<Swap>& swaps, const Dataset& data, const SwapSweepOptions& options,
                                       Progress& progress, ThreadPool& pool) {
   const Config& config = native.config();
+  for (const Swap& s : swaps) {
+    if (s.restores && (s.expert >= 0 || whole_of(swaps, s) == swaps.size())) {
+      return invalid_argument("a restored layer is a whole one and needs the exchange of all layers beside it");
+    }
+  }
   for (const WeightLoader* pack : packs) {
     const Config& other = pack->config();
     if (other.n_layers != config.n_layers || other.n_experts != config.n_experts || other.d_model != config.d_model ||

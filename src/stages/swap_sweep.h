@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,14 +17,19 @@
 #include "model/dataset.h"
 #include "model/numerics.h"
 #include "model/weights.h"
+#include "stages/weight_noise.h"
 
 namespace espalier {
 
-// One exchange: experts of pack `pack` in layer `layer` (-1: all layers), expert `expert` (-1: all of the layer).
+// One exchange: experts of pack `pack` in layer `layer` (-1: all layers), expert `expert` (-1: all of the layer). restores: the
+// other way round, all layers are the pack's but `layer` (list the exchange of all layers too, from which it splits off). noise:
+// noise made from the pack's errors in place of the pack's weights.
 struct Swap {
   int pack = 0;
   int layer = -1;
   int expert = -1;
+  bool restores = false;
+  std::optional<WeightNoise> noise = std::nullopt;
 };
 
 struct SwapSweepOptions {
@@ -43,8 +49,8 @@ struct SwapMeasurement {
 };
 
 // native: the checkpoint; packs: made from it, with the same config. Exchanges of a layer or expert that a pack keeps native give 0
-// exactly. Bytes depend on neither threads nor memory. Errors: failed_precondition naming a pack of another shape; those of loading;
-// data_loss for logits that are not finite; cancelled.
+// exactly. Bytes depend on neither threads nor memory. Errors: invalid_argument for a restored layer without the exchange of all
+// layers; failed_precondition naming a pack of another shape; those of loading; data_loss for logits that are not finite; cancelled.
 Result<SwapMeasurement> measure_swaps(const WeightLoader& native, const std::vector<const WeightLoader*>& packs,
                                       const std::vector<Swap>& swaps, const Dataset& data, const SwapSweepOptions& options,
                                       Progress& progress, ThreadPool& pool);

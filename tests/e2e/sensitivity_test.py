@@ -113,6 +113,46 @@ class Sensitivity(unittest.TestCase):
             self.assertEqual(layer["slope"], [0, 0])
             self.assertEqual([s["mean"] for s in layer["swap"].values()], [[0, 0]])
 
+    def test_noise_is_as_strong_as_the_errors_it_is_made_of(self):
+        native = self.measure(self.pack("no-noise", lambda l, e: "n"), more=["--method", "noise"])
+        for layer in native["layers"]:
+            self.assertEqual([s["mean"] for s in layer["swap"].values()], [[0, 0], [0, 0]])
+        swap = self.measure(self.uniform[2])
+        for shape in ("shaped", "white"):
+            more = ["--method", "noise", "--noise", shape, "--draws", 1]
+            table = self.measure(self.uniform[2], more=[*more, "--memory-gib", 0.01])
+            self.assertEqual(table, self.measure(self.uniform[2], more=[*more, "--threads", 1]))
+            self.assertNotEqual(table["layers"], self.measure(self.uniform[2], more=[*more, "--seed", 1])["layers"])
+            for noisy, swapped in zip(table["layers"], swap["layers"]):
+                whole, half = (next(v["mean"] for k, v in noisy["swap"].items() if k.endswith(end)) for end in (" x 1", " x 0.5"))
+                of_swap = next(iter(swapped["swap"].values()))["mean"]
+                self.assertEqual(noisy["noise"], noisy["slope"])
+                for d in range(2):
+                    self.assertGreater(whole[d] / half[d], 2)  # 4 for small noise
+                    self.assertLess(whole[d] / half[d], 8)
+                    self.assertGreater(whole[d] / of_swap[d], 0.1)
+                    self.assertLess(whole[d] / of_swap[d], 10)
+
+    def test_around_a_plan_one_layer_is_restored(self):
+        table = self.measure(self.uniform[2], more=["--plan", self.root / "pack2.json"], out="around.json")
+        whole = self.kl(self.uniform[2])
+        for d, name in enumerate("ab"):
+            self.assertAlmostEqual(table["base"]["kl"][d], whole[name], delta=1e-6 * whole[name])
+        for layer in range(self.layers):
+            without = self.kl(self.pack(f"without{layer}", lambda l, e: "n" if l == layer else "2"))
+            saved = next(iter(table["layers"][layer]["swap"].values()))["mean"]
+            for d, name in enumerate("ab"):
+                self.assertAlmostEqual(saved[d], max(0, whole[name] - without[name]), delta=1e-6 * whole[name])
+        self.measure(self.uniform[2])
+        plan = ["plan", self.model, "--stats", self.stats, "--sensitivity", self.root / "s.json", "--around", self.root / "around.json", "--bpw", 2.5,
+                "--super-share", 0, "--out", self.root / "p2.json", "--json", "--present"]
+        done = run(*plan, self.root / "pack2.json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(run(*plan, self.root / "pack4.json").returncode, 3)
+        self.assertIn("made from this plan", self.measure(self.uniform[4], more=["--plan", self.root / "pack2.json"], code=3))
+        self.assertIn("one pack", self.measure(self.uniform[2], self.uniform[4], more=["--plan", self.root / "pack2.json"], code=2))
+        self.assertIn("--plan", self.measure(self.uniform[2], more=["--plan", self.root / "pack2.json", "--method", "noise"], code=2))
+
     def test_single_experts_are_what_eval_measures(self):
         out = self.root / "by-expert"
         table = self.measure(self.uniform[2], more=["--per", "expert", "--stats-out", out], out="e.json")
