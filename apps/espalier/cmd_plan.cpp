@@ -178,6 +178,10 @@ Result<int> run(const Flags& flags, CommandContext& context) {
     if (!path.empty()) read.push_back(path);
   }
   RETURN_IF_ERROR(check_output(flags.out, read));
+  if (flags.report.ends_with(".html")) {
+    read.push_back(flags.out);
+    RETURN_IF_ERROR(check_output(flags.report, read));
+  }
   ASSIGN_OR_RETURN(const std::string dir, resolve_model(flags.checkpoint));
   ASSIGN_OR_RETURN(LoadedTables loaded, load_plan_tables({dir, flags.stats, flags.sensitivity, flags.around,
                                                           flags.present, flags.law_only}));
@@ -254,7 +258,7 @@ void add_plan(CommandTable& table) {
                   "Solve so many times under resampled slopes and say which widths are stable")
       ->check(CLI::Range(0, 100000));
   app->add_option("--out", flags->out, "Plan to write")->required();
-  app->add_option("--report", flags->report, "Folder to make with report.txt, experts.csv and figures");
+  app->add_option("--report", flags->report, "Folder to make with report.html, report.txt, experts.csv and figures; X.html: the page alone");
 }
 
 }  // namespace espalier::app

@@ -70,7 +70,6 @@ Result<LoadedTables> load_plan_tables(const PlanPaths& paths) {
 
 Status write_plan_report(const std::filesystem::path& path, const PlanInputs& tables, const PlanRequest& request,
                          const PlanOutcome& outcome) {
-  ASSIGN_OR_RETURN(AtomicDirectory dir, AtomicDirectory::create(path));
   std::vector<double> budgets;
   for (int k = -6; k <= 6; ++k) budgets.push_back(request.bpw + 0.1 * k);
   ASSIGN_OR_RETURN(const std::vector<BudgetPoint> curve, budget_curve(tables, request, budgets));
@@ -78,12 +77,16 @@ Status write_plan_report(const std::filesystem::path& path, const PlanInputs& ta
   const double uniform_kl =
       uniform == outcome.rules.end() ? outcome.figures.predicted_kl : uniform->second.predicted_kl;
   const int n_layers = tables.config.n_layers;
+  const BudgetPoint chosen{request.bpw, outcome.figures.predicted_kl, uniform_kl};
+  const std::string page = plan_report_html(tables, request, outcome, curve, chosen);
+  if (path.extension() == ".html") return write_text_file(path, page);
+  ASSIGN_OR_RETURN(AtomicDirectory dir, AtomicDirectory::create(path));
   for (const auto& [name, text] :
        {std::pair{"report.txt", plan_report_text(tables, request, outcome)},
         std::pair{"experts.csv", plan_experts_csv(tables, request, outcome)},
         std::pair{"widths_by_layer.svg", widths_by_layer_svg(outcome.plan, n_layers)},
         std::pair{"widths.svg", widths_svg(outcome.plan, n_layers)},
-        std::pair{"budget.svg", budget_curve_svg(curve, {request.bpw, outcome.figures.predicted_kl, uniform_kl})}}) {
+        std::pair{"budget.svg", budget_curve_svg(curve, chosen)}, std::pair{"report.html", page}}) {
     if (Status status = write_text_file(dir.partial_path() / name, text); !status.ok()) {
       dir.discard();
       return status;

@@ -33,8 +33,8 @@ struct LoadedTables {
 // given.
 Result<LoadedTables> load_plan_tables(const PlanPaths& paths);
 
-// report.txt, experts.csv, widths_by_layer.svg, widths.svg, budget.svg; the folder appears whole or not at all. Errors:
-// those of AtomicDirectory.
+// report.html, report.txt, experts.csv, widths_by_layer.svg, widths.svg, budget.svg; the folder appears whole or not at all.
+// A path that ends in .html: the page alone. Errors: those of AtomicDirectory and write_text_file.
 Status write_plan_report(const std::filesystem::path& dir, const PlanInputs& tables, const PlanRequest& request,
                          const PlanOutcome& outcome);
 

@@ -178,7 +178,7 @@ class Plan(unittest.TestCase):
     def test_report_folder_has_text_table_and_figures(self):
         folder = self.tables.folder / "report"
         self.plan("--bpw", "2.8", "--report", folder)
-        self.assertEqual(sorted(p.name for p in folder.iterdir()), ["budget.svg", "experts.csv", "report.txt", "widths.svg", "widths_by_layer.svg"])
+        self.assertEqual(sorted(p.name for p in folder.iterdir()), ["budget.svg", "experts.csv", "report.html", "report.txt", "widths.svg", "widths_by_layer.svg"])
         for svg in folder.glob("*.svg"):
             self.assertTrue(xml.etree.ElementTree.parse(svg).getroot().tag.endswith("svg"))
         lines = (folder / "experts.csv").read_text().splitlines()
@@ -189,6 +189,28 @@ class Plan(unittest.TestCase):
             if cells[-1] == "price" and float(cells[7]) > 0:
                 self.assertGreaterEqual(float(cells[7]) * 1.2, float(cells[9]), line)
                 self.assertLessEqual(float(cells[8]), float(cells[9]) * 1.2, line)
+
+    def test_report_page_stands_alone(self):
+        page = self.tables.folder / "plan.html"
+        report, _ = self.plan("--bpw", "2.8", "--report", page)
+        text = page.read_text()
+        for tag in ("src=", "href=", "url(", "<script", "nan"):
+            self.assertNotIn(tag, text)
+        self.assertEqual(text.count("<svg "), 3)
+        for name, value in report["domains"].items():
+            self.assertIn(f"<tr><td>{name}</td><td>{value:.6f}</td>", text)
+        for c in report["ceilings"]:
+            self.assertIn(f"<td>{c['ranks']} x {c['machine']}</td>", text)
+            self.assertIn(f"<td>{c['tokens_per_second']:.1f}</td>", text)
+        # Well-formed once the parts that only HTML leaves open are closed.
+        body = text[text.index("<body>"):text.index("</html>")]
+        xml.etree.ElementTree.fromstring(body)
+        table = self.tables.folder / "S.json"
+        (self.tables.folder / "S.html").write_bytes(table.read_bytes())
+        again = self.tables.args("P.json", "--bpw", "2.8", "--report", self.tables.folder / "S.html")
+        done = run(*[self.tables.folder / "S.html" if a == table else a for a in again])
+        self.assertIn(done.returncode, (2, 3), done.stderr)
+        self.assertEqual((self.tables.folder / "S.html").read_bytes(), table.read_bytes())
 
     def test_resampling_says_how_stable_the_widths_are(self):
         report, _ = self.plan("--bpw", "2.8", "--super-share", "0", "--resamples", "50")

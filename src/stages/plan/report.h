@@ -1,5 +1,5 @@
 // What a plan is, for people: widths by layer, who got what and why, predicted KL, sizes and speed ceilings, as text,
-// as a table and as figures (SVG that follows the reader's light or dark setting).
+// as a table, as a page and as figures (SVG that follows the reader's light or dark setting).
 #pragma once
 
 #include <string>
@@ -22,5 +22,10 @@ std::string widths_by_layer_svg(const PackPlan& plan, int n_layers);
 std::string widths_svg(const PackPlan& plan, int n_layers);
 // Predicted KL against the budget for the best plan and the uniform mix; `chosen` is marked.
 std::string budget_curve_svg(const std::vector<BudgetPoint>& curve, const BudgetPoint& chosen);
+
+
+// All of it as one self-contained page (HTML); `curve` and `chosen` as for budget_curve_svg.
+std::string plan_report_html(const PlanInputs& inputs, const PlanRequest& request, const PlanOutcome& outcome,
+                             const std::vector<BudgetPoint>& curve, const BudgetPoint& chosen);
 
 }  // namespace espalier

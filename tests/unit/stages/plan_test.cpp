@@ -1,5 +1,6 @@
 #include "stages/plan/plan.h"
 
+#include <algorithm>
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -377,6 +378,19 @@ TEST(Plan, report_says_what_binds_and_who_got_what) {
     EXPECT_THAT(svg, Not(HasSubstr("nan")));
     EXPECT_THAT(svg, HasSubstr("prefers-color-scheme: dark"));
   }
+}
+
+TEST(Plan, names_of_domains_are_no_markup_in_the_page) {
+  PlanInputs t = small_tables();
+  std::replace(t.routing.domains.begin(), t.routing.domains.end(), t.table.domains[0].name, std::string("<b>\"&"));
+  t.table.domains[0].name = "<b>\"&";
+  const PlanRequest r = request_of(3);
+  const auto plan = make_plan(t, r);
+  ASSERT_TRUE(plan.ok()) << plan.error().message();
+  const std::string page = plan_report_html(t, r, *plan, *budget_curve(t, r, {2.75, 3, 3.5}), {3, plan->figures.predicted_kl, 0.05});
+  EXPECT_THAT(page, Not(HasSubstr("<b>")));
+  EXPECT_THAT(page, HasSubstr("<td>&lt;b&gt;&quot;&amp;</td>"));
+  EXPECT_TRUE(page.ends_with("</html>\n"));
 }
 
 TEST(Plan, bytes_and_ceilings_are_those_of_the_released_sizes) {
