@@ -172,6 +172,9 @@ class Experiment:
         out = []
         for seed in self.a.seeds:
             out.append(("measured 2.8", seed, dict(bpw=2.8, estimator=estimator, widths=widths, granularity=granularity)))
+            if (widths, granularity) != ("whole", "expert"):
+                # The same options as the simple rules have, so that what they gain is told from what measuring gains.
+                out.append(("measured 2.8 plain", seed, dict(bpw=2.8, estimator=estimator)))
             out.append(("uniform 2.9", seed, dict(bpw=2.9, rule="uniform", seed=seed)))
             out += [(f"{rule} 2.8", seed, dict(bpw=2.8, rule=rule, seed=seed)) for rule in RULES]
         return out

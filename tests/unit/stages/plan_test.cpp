@@ -1,8 +1,8 @@
 #include "stages/plan/plan.h"
 
-#include <algorithm>
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
