@@ -7,6 +7,7 @@
 #include "apps/espalier/command.h"
 #include "base/file.h"
 #include "base/hash.h"
+#include "base/log.h"
 #include "format/json.h"
 #include "stages/provenance.h"
 #include "stages/swap_sensitivity.h"
@@ -125,6 +126,9 @@ Result<int> run(const Flags& flags, CommandContext& context) {
   ASSIGN_OR_RETURN(SwapSensitivity made, swap_sensitivity(native, views, routing, errors, data, options, context.progress, context.pool));
 
   Sensitivity& table = made.table;
+  for (const SensitivityDomain& d : table.domains) {
+    if (d.blocks == 1) log(LogLevel::kWarning, "domain '" + d.name + "' has one row, so its slopes' errors are not known (written as 0); give it more rows");
+  }
   ASSIGN_OR_RETURN(table.model_identity, model_identity(checkpoint));
   table.inputs["data_content_sha256"] = data.content_sha256;
   table.inputs["numerics"] = flags.numerics;

@@ -181,6 +181,11 @@ class Sensitivity(unittest.TestCase):
         done = run("sensitivity", self.model, "--data", other, "--stats", self.stats, "--swap-pack", self.uniform[2], "--out", self.root / "x.json")
         self.assertEqual(done.returncode, 3)
         self.assertIn("no domain 'c'", done.stderr)
+        done = subprocess.run([BIN, "sensitivity", self.model, "--data", self.data, "--stats", self.stats, "--swap-pack", self.uniform[2], "--out", self.root / "w.json"],
+                              capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("domain 'b' has one row", done.stderr)
+        self.assertNotIn("domain 'a'", done.stderr)
         self.assertFalse((self.root / "x.json").exists())
 
 
