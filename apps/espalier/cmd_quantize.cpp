@@ -20,7 +20,8 @@ struct Flags {
   std::string checkpoint, data, out, engram;
   std::string layout = "exllamav3";
   EncodeFlags encode;
-  std::string plan, library;
+  std::string plan, library, work_dir;
+  bool resume = false;
   std::vector<std::string> keep_native;
   bool dry_run = false;
   double bits = 0;
@@ -57,6 +58,8 @@ Result<MakePackOptions> options_of(const Flags& flags, const CommonOptions& comm
   q.bits = flags.bits;
   RETURN_IF_ERROR(take_encode_flags(flags.encode, common, &q));
   options.library = flags.library;
+  options.resume = flags.resume;
+  options.work_dir = flags.work_dir;
   return options;
 }
 
@@ -166,6 +169,8 @@ void add_quantize(CommandTable& table) {
   app->add_option("--engram", flags->engram, "Another folder that holds the Engram shards");
   app->add_option("--layout", flags->layout, "Layout of the pack")
       ->check(CLI::IsMember({"exllamav3", "vllm", "tensorfold"}));
+  app->add_flag("--resume", flags->resume, "Go on where an interrupted run with the same inputs and options stopped");
+  app->add_option("--work-dir", flags->work_dir, "Folder for the large scratch files; default: beside the output");
   app->add_option("--library", flags->library,
                   "Width library: matrices that are in it are taken, others added (needs --stream native --w2-input native)");
   add_encode_flags(app, &flags->encode);

@@ -190,7 +190,9 @@ class Run {
     ASSIGN_OR_RETURN(const DrafterGlobals drafter, loader_.load_drafter_globals(pool_));
     std::vector<DraftCalibration> drafts;
     for (const CalibrationStream& stream : streams) {
-      drafts.push_back(DraftCalibration::begin(context_, globals, drafter, stream, options_.draft_stride));
+      ASSIGN_OR_RETURN(DraftCalibration calls,
+                       DraftCalibration::begin(context_, globals, drafter, stream, options_.draft_stride));
+      drafts.push_back(std::move(calls));
       report_->draft_calls += drafts.back().n_calls();
     }
     for (int stage = 0; stage < config_.drafter.n_stages; ++stage) {

@@ -1,17 +1,21 @@
 #include "stages/make_pack.h"
 
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "base/file.h"
 #include "base/log.h"
+#include "format/json.h"
 #include "model/dataset.h"
 #include "model/forward.h"
 #include "stages/pack/convert.h"
 #include "stages/pack/pack.h"
 #include "stages/provenance.h"
 #include "stages/make_library.h"
+#include "stages/quantize/work_folder.h"
 #include "stages/run_files.h"
+#include "stages/run_record.h"
 
 namespace espalier {
 namespace {
@@ -42,11 +46,53 @@ Status check_streamed(const MakePackOptions& options, const fs::path& dir, const
   return ok_status();
 }
 
-Status build(const MakePackOptions& options, const WeightLoader& loader, const Dataset& data, const fs::path& dir,
-             MakePackReport* report, Progress& progress, ThreadPool& pool) {
-  ASSIGN_OR_RETURN(const std::vector<FileRecord> lock, lock_files(options.checkpoint, progress));
+// Everything that the bytes of the pack depend on, by the names that a refusal to resume shows.
+WorkFolder::Recipe recipe_of(const MakePackOptions& options, const Dataset& data, const std::vector<FileRecord>& lock) {
+  WorkFolder::Recipe recipe = {{"program", options.tool},
+                               {"backend", kBackend},
+                               {"layout", std::string(layout_name(options.layout))},
+                               {"data (sha256 of its rows)", calibration_facts(data).content_sha256},
+                               {"plan (sha256)", options.plan_sha256.empty() ? "none" : options.plan_sha256}};
+  const Json values = options_json(options.quantize, options.rows);
+  for (const auto& [name, value] : values.items()) recipe["option " + name] = dump_json(value);
+  for (const FileRecord& file : lock) {
+    recipe["checkpoint file " + file.name] = std::to_string(file.size_bytes) + " bytes, sha256 " + file.sha256;
+  }
+  return recipe;
+}
+
+// The finished shards under their names in the pack. Links, so that assembling can be done again after a kill.
+Status take_shards(const fs::path& from, const fs::path& to) {
+  std::error_code ec;
+  for (const auto& item : fs::directory_iterator(from, ec)) {
+    const fs::path target = to / item.path().filename();
+    fs::create_hard_link(item.path(), target, ec);
+    if (ec) fs::copy_file(item.path(), target, ec);
+    if (ec) return resource_exhausted("cannot copy '" + item.path().string() + "' to '" + target.string() + "': " + ec.message());
+  }
+  return ok_status();
+}
+
+// Whether a run that ended so can go on later: it was stopped, or the machine had not enough of something.
+bool is_resumable(const Status& status) {
+  return status.code() == StatusCode::kCancelled || status.code() == StatusCode::kResourceExhausted ||
+         status.code() == StatusCode::kUnavailable;
+}
+
+Result<WorkFolder> open_work(const MakePackOptions& options, const WorkFolder::Recipe& recipe) {
+  fs::path out = options.out.lexically_normal();
+  if (!out.has_filename()) out = out.parent_path();
+  const std::string name = out.filename().string() + ".work";
+  const fs::path scratch = options.work_dir.empty() ? fs::path() : options.work_dir / name;
+  return WorkFolder::open(out.parent_path() / name, scratch, recipe, options.resume);
+}
+
+Status build(const MakePackOptions& options, const WeightLoader& loader, const Dataset& data,
+             const std::vector<FileRecord>& lock, const WorkFolder* work, const fs::path& dir, MakePackReport* report,
+             Progress& progress, ThreadPool& pool) {
   RETURN_IF_ERROR(write_text_file(dir / "source.lock.json", source_lock_json(lock)));
-  ASSIGN_OR_RETURN(report->details, quantize(loader, data.rows, options.quantize, dir, progress, pool));
+  ASSIGN_OR_RETURN(report->details, quantize(loader, data.rows, options.quantize, work != nullptr ? work->shards() : dir, progress, pool));
+  if (work != nullptr) RETURN_IF_ERROR(take_shards(work->shards(), dir));
   const QuantizeReport& details = report->details;
   for (const BlockCoverage& c : details.coverage) {
     if (c.without_tokens.empty()) continue;
@@ -96,14 +142,29 @@ Result<MakePackReport> make_pack(const MakePackOptions& options, Progress& progr
     own.quantize.library = &*library;
   }
 
-  ASSIGN_OR_RETURN(AtomicDirectory folder, AtomicDirectory::create(options.out));
-  MakePackReport report;
-  Status status = build(own, loader, data, folder.partial_path(), &report, progress, pool);
-  if (!status.ok()) {
-    folder.discard();
-    return status;
+  if (library && (options.resume || !options.work_dir.empty())) {
+    return invalid_argument("--resume and --work-dir: not together with --library, which keeps what is done by itself; run it again without them");
   }
-  RETURN_IF_ERROR(folder.commit());
+
+  ASSIGN_OR_RETURN(AtomicDirectory folder, AtomicDirectory::create(options.out));
+  const auto lock = lock_files(options.checkpoint, progress);
+  Status status = lock.status();
+  std::optional<WorkFolder> work;
+  if (status.ok() && !library) {
+    auto opened = open_work(options, recipe_of(options, data, *lock));
+    status = opened.status();
+    if (opened.ok()) work.emplace(std::move(*opened));
+    own.quantize.work = work ? &*work : nullptr;
+  }
+  MakePackReport report;
+  if (status.ok()) status = build(own, loader, data, *lock, own.quantize.work, folder.partial_path(), &report, progress, pool);
+  if (status.ok()) status = folder.commit();
+  if (!status.ok()) folder.discard();
+  if (work && !is_resumable(status)) work->discard();
+  if (!status.ok() && work && is_resumable(status)) {
+    return Status(status.code(), status.message() + "; what is done is kept, --resume goes on from there");
+  }
+  if (!status.ok()) return status;
   return report;
 }
 

@@ -1,9 +1,10 @@
 // From a checkpoint and a calibration set to a finished pack: lock, quantize, describe, prove, publish under its final
 // name.
 //
-// Everything happens in `<out>.partial`; the final name appears when the last file is written and the pack has been
-// read back and found to compute what the calibration stream computed. A run that fails, is stopped or is killed leaves
-// nothing under the final name. All files are functions of the inputs, the options and the program: no time, thread
+// What is done is kept in `<out>.work` (quantize/work_folder.h) until the pack is assembled in `<out>.partial`; the final name
+// appears when the last file is written and the pack has been read back and found to compute what the calibration stream
+// computed. A run that fails, is stopped or is killed leaves nothing under the final name; one that was stopped or killed, or ran
+// out of disk or memory, goes on with `resume` at the first matrix that is not kept. All files are functions of the inputs, the options and the program: no time, thread
 // count, path or host is in them. Sequence of the stages quantize and pack.
 #pragma once
 
@@ -27,6 +28,8 @@ struct MakePackOptions {
   std::string tool;            // "espalier 0.1.0", for the records
   Layout layout = Layout::kExllamav3;
   std::filesystem::path library;  // width library to take matrices from and add to; empty: none
+  bool resume = false;               // go on with what an interrupted run of the same recipe kept
+  std::filesystem::path work_dir;    // another folder for the large scratch files; empty: beside the output
   std::string plan_sha256;  // of the plan file in quantize.plan; empty: none
   QuantizeOptions quantize;
 };

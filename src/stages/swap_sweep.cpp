@@ -87,10 +87,10 @@ class Sweep {
     }
     for (size_t r = 0; r < rows.size(); ++r) {
       const std::vector<int32_t> scored = scored_positions(rows[r]);
-      const Tensor reference = clean.logits(context_, globals, r);
+      ASSIGN_OR_RETURN(const Tensor reference, clean.logits(context_, globals, r));
       for (size_t i = 0; i < swaps_.size(); ++i) {
         if (progress_.is_cancelled()) return cancelled("stopped at row '" + rows[r].id + "'");
-        const Tensor candidate = open[i].logits(context_, globals, r);
+        ASSIGN_OR_RETURN(const Tensor candidate, open[i].logits(context_, globals, r));
         ASSIGN_OR_RETURN((*kl)[i * rows.size() + r], row_kl(reference, candidate, scored, rows[r]));
       }
     }

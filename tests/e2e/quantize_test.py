@@ -45,10 +45,10 @@ class Pack(Folder):
 
     def start_and_signal(self, which):
         """Sends a signal once the first layer's shard is there; returns the exit code and stderr."""
-        partial = self.root / "pack.partial"
+        shards = self.root / "pack.work/shards"
         process = subprocess.Popen(self.quantize() + ["--quiet"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         deadline = time.time() + 300
-        while not list(partial.glob("model-00002-*")) and process.poll() is None and time.time() < deadline:
+        while not list(shards.glob("model-00002-*")) and process.poll() is None and time.time() < deadline:
             time.sleep(0.02)
         self.assertIsNone(process.poll(), "ended before it could be stopped")
         process.send_signal(which)

@@ -9,23 +9,26 @@ std::vector<int64_t> DraftCalibration::draft_positions(int64_t n, int64_t stride
   return out;
 }
 
-DraftCalibration DraftCalibration::begin(const CallContext& context, const GlobalWeights& globals,
-                                         const DrafterGlobals& drafter, const CalibrationStream& backbone,
-                                         int64_t stride) {
+Result<DraftCalibration> DraftCalibration::begin(const CallContext& context, const GlobalWeights& globals,
+                                                 const DrafterGlobals& drafter, const CalibrationStream& backbone,
+                                                 int64_t stride) {
   DraftCalibration out;
   const int64_t d = context.config.d_model;
-  for (const CalibrationRow& source : backbone.rows()) {
-    Row row;
-    row.n_tokens = source.stream.n_rows();
-    row.main_x.resize(static_cast<size_t>(row.n_tokens * d));
-    draft_main_x(context, drafter, source.stream.taps.f32(), row.n_tokens, row.main_x.data());
-    row.positions = draft_positions(row.n_tokens, stride);
-    for (int64_t p : row.positions) {
-      DraftStream draft;
-      begin_draft(context, globals, source.stream.ids[static_cast<size_t>(p + 1)], p + 1, &draft);
-      row.drafts.push_back(std::move(draft));
-    }
-    out.rows_.push_back(std::move(row));
+  for (size_t i = 0; i < backbone.size(); ++i) {
+    RETURN_IF_ERROR(backbone.visit(i, [&](const CalibrationRow& source) {
+      Row row;
+      row.n_tokens = source.stream.n_rows();
+      row.main_x.resize(static_cast<size_t>(row.n_tokens * d));
+      draft_main_x(context, drafter, source.stream.taps.f32(), row.n_tokens, row.main_x.data());
+      row.positions = draft_positions(row.n_tokens, stride);
+      for (int64_t p : row.positions) {
+        DraftStream draft;
+        begin_draft(context, globals, source.stream.ids[static_cast<size_t>(p + 1)], p + 1, &draft);
+        row.drafts.push_back(std::move(draft));
+      }
+      out.rows_.push_back(std::move(row));
+      return ok_status();
+    }));
   }
   return out;
 }
@@ -36,11 +39,14 @@ Status DraftCalibration::observe_taps(const CallContext& context, const DrafterG
   CallContext observed = context;
   observed.observer = observer;
   std::vector<float> main_x;
-  for (const CalibrationRow& row : backbone.rows()) {
+  for (size_t i = 0; i < backbone.size(); ++i) {
     if (progress.is_cancelled()) return cancelled("stopped before the drafter");
-    main_x.resize(static_cast<size_t>(row.stream.n_rows() * context.config.d_model));
-    draft_main_x(observed, drafter, row.stream.taps.f32(), row.stream.n_rows(), main_x.data());
-    progress.advance(pass_units(row.stream.n_rows(), units));
+    RETURN_IF_ERROR(backbone.visit(i, [&](const CalibrationRow& row) {
+      main_x.resize(static_cast<size_t>(row.stream.n_rows() * context.config.d_model));
+      draft_main_x(observed, drafter, row.stream.taps.f32(), row.stream.n_rows(), main_x.data());
+      progress.advance(pass_units(row.stream.n_rows(), units));
+      return ok_status();
+    }));
   }
   return ok_status();
 }

@@ -21,8 +21,9 @@ class DraftCalibration {
   static std::vector<int64_t> draft_positions(int64_t n, int64_t stride);
 
   // Computes main_x of every row from its taps (observer: sees main_proj's input when set) and starts all draft calls.
-  static DraftCalibration begin(const CallContext& context, const GlobalWeights& globals, const DrafterGlobals& drafter,
-                                const CalibrationStream& backbone, int64_t stride);
+  // Errors: data_loss when a row cannot be read back.
+  static Result<DraftCalibration> begin(const CallContext& context, const GlobalWeights& globals,
+                                        const DrafterGlobals& drafter, const CalibrationStream& backbone, int64_t stride);
   // Lets `observer` see main_proj's input for all tokens.
   static Status observe_taps(const CallContext& context, const DrafterGlobals& drafter,
                              const CalibrationStream& backbone, LayerObserver* observer, Progress& progress,

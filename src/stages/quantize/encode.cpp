@@ -6,9 +6,10 @@
 #include "base/check.h"
 #include "base/hash.h"
 #include "base/rng.h"
-#include "model/moe.h"
 #include "ops/scalar_math.h"
+#include "stages/quantize/encode_expert.h"
 #include "stages/quantize/output_metrics.h"
+#include "stages/quantize/work_folder.h"
 
 namespace espalier {
 namespace {
@@ -189,125 +190,88 @@ void describe_hessian(const Hessian& hessian, MatrixRecord* record) {
 
 namespace {
 
-Status check_dropped(const Hessian& hessian, const std::string& stem) {
-  if (hessian.dropped * 10 <= hessian.rows + hessian.dropped) return ok_status();
-  return data_loss("calibration of '" + stem + "': " + std::to_string(hessian.dropped) + " of " +
-                   std::to_string(hessian.rows + hessian.dropped) +
-                   " input rows are not finite; is the checkpoint damaged?");
-}
-
-// Everything that the experts of a block share.
-struct ExpertsJob {
-  const BlockJob& job;
-  const MoeInputs& inputs;
-  std::vector<ExpertTokens> routed;
-  HessianPrior prior_w13;
-  double n0_w13 = 0;
-  double n0_w2 = 0;
-  std::vector<int32_t> sample;  // tokens for w2's prior
+// The units of a block: one per dense matrix, one per expert, as indices of its specs.
+struct BlockUnits {
+  std::vector<int> dense;
+  std::vector<ExpertSpecs> experts;  // by number; -1 everywhere: not in the job
+  int64_t expert_size = 0;           // elements of one of an expert's matrices; 0: no experts
 };
 
-// Spec indices of one expert; -1: not in the job. Its three matrices have the same two dimensions, so all or none are
-// quantizable.
-struct ExpertSpecs {
-  int w1 = -1, w3 = -1, w2 = -1;
-};
-
-Hessian hidden_hessian(const ExpertsJob& experts, const ExpertWeights& expert, const std::vector<int32_t>& tokens,
-                       const float* scale, ThreadPool& pool) {
-  const int64_t d_ff = expert.w2.in();
-  const int64_t d = experts.inputs.d_model;
-  CallContext context = experts.job.context;
-  context.observer = nullptr;
-  HessianAccumulator accumulator(d_ff);
-  std::vector<float> x;
-  std::vector<float> z;
-  const auto n = static_cast<int64_t>(tokens.size());
-  for (int64_t begin = 0; begin < n; begin += HessianAccumulator::kChunkRows) {
-    const int64_t rows = std::min(HessianAccumulator::kChunkRows, n - begin);
-    x.resize(static_cast<size_t>(rows * d));
-    z.resize(static_cast<size_t>(rows * d_ff));
-    for (int64_t r = 0; r < rows; ++r) {
-      std::copy_n(experts.inputs.x.data() + static_cast<int64_t>(tokens[static_cast<size_t>(begin + r)]) * d, d,
-                  x.data() + r * d);
-    }
-    expert_hidden(context, expert, x.data(), rows, nullptr, z.data());
-    accumulator.add(pool, z.data(), rows, scale == nullptr ? nullptr : scale + begin);
-  }
-  return accumulator.finish(pool);
-}
-
-Status encode_expert(const ExpertsJob& experts, const ExpertSpecs& at, int e, ExpertWeights& expert,
-                     std::vector<MatrixRecord>& records) {
-  const BlockJob& job = experts.job;
-  ThreadPool& pool = job.context.pool;
-  const ExpertTokens& routed = experts.routed[static_cast<size_t>(e)];
-  if (at.w1 < 0 || at.w3 < 0 || at.w2 < 0) return ok_status();
-  std::vector<float> scale;
-  for (float g : routed.weights) scale.push_back(routing_scale(g, job.settings.routing_exponent));
-
-  HessianAccumulator accumulator(experts.inputs.d_model);
-  add_rows(pool, experts.inputs, routed.tokens, scale.data(), &accumulator);
-  Hessian own = accumulator.finish(pool);
-  RETURN_IF_ERROR(check_dropped(own, job.prefix + "ffn.experts." + std::to_string(e)));
-  MatrixRecord facts;
-  describe_hessian(own, &facts);
-  const BlendedHessian blended = blend_with_prior(std::move(own), experts.prior_w13, experts.n0_w13);
-  facts.prior_fraction = blended.prior_fraction;
-
-  // What w2 sees: the hidden rows of the native or of the just-encoded w1 and w3.
-  Hessian hidden;
-  Hessian hidden_sample;
-  const auto run_hidden = [&] {
-    hidden = hidden_hessian(experts, expert, routed.tokens, scale.data(), pool);
-    hidden_sample = hidden_hessian(experts, expert, experts.sample, nullptr, pool);
-  };
-  if (job.settings.w2_input == W2Input::kNative) run_hidden();
-  const auto target = [&](int index, Linear* linear) {
-    const auto i = static_cast<size_t>(index);
-    return EncodeTarget{job.specs[i], job.k2[i], linear, &records[i]};
-  };
-  records[static_cast<size_t>(at.w1)] = facts;
-  records[static_cast<size_t>(at.w3)] = facts;
-  const std::vector<EncodeTarget> gate_and_up = {target(at.w1, &expert.w1), target(at.w3, &expert.w3)};
-  if (job.settings.shared_scales && gate_and_up[0].k2 == gate_and_up[1].k2) {
-    RETURN_IF_ERROR(encode_sharing(job.settings, gate_and_up, blended.values.data(), pool));
-  } else {
-    GateUpMetrics metrics;
-    if (job.settings.output_metrics)
-      metrics = gate_up_metrics(job.context, experts.inputs, expert, routed.tokens, scale.data());
-    const auto output = [](const std::vector<double>& m) {
-      return codec::OutputMetric{m.empty() ? nullptr : m.data(), nullptr};
-    };
-    RETURN_IF_ERROR(encode_matrix(job.settings, gate_and_up[0], blended.values.data(), output(metrics.w1), pool));
-    RETURN_IF_ERROR(encode_matrix(job.settings, gate_and_up[1], blended.values.data(), output(metrics.w3), pool));
-  }
-  if (job.settings.w2_input == W2Input::kQuantized) run_hidden();
-
-  RETURN_IF_ERROR(check_dropped(hidden, job.prefix + "ffn.experts." + std::to_string(e) + ".w2"));
-  MatrixRecord& record = records[static_cast<size_t>(at.w2)];
-  describe_hessian(hidden, &record);
-  const BlendedHessian blended_hidden = blend_with_prior(std::move(hidden), make_prior(hidden_sample), experts.n0_w2);
-  record.prior_fraction = blended_hidden.prior_fraction;
-  return encode_matrix(job.settings, target(at.w2, &expert.w2), blended_hidden.values.data(),
-                       {nullptr, job.residual_metric}, pool);
-}
-
-Status encode_experts(const BlockJob& job, const BlockCapture& capture, BlockWeights& weights,
-                      std::vector<MatrixRecord>& records, BlockCoverage* coverage, Progress& progress) {
-  std::vector<ExpertSpecs> specs(static_cast<size_t>(job.n_experts));
-  bool any = false;
-  int64_t size = 0;
+BlockUnits units_of(const BlockJob& job) {
+  BlockUnits out;
+  out.experts.resize(static_cast<size_t>(job.n_experts));
   for (size_t i = 0; i < job.specs.size(); ++i) {
     const MatrixSpec& spec = job.specs[i];
-    if (!is_routed(spec) || !spec.is_quantizable) continue;
-    ExpertSpecs& at = specs[static_cast<size_t>(spec.expert)];
+    if (!spec.is_quantizable) continue;
+    const auto index = static_cast<int>(i);
+    if (!is_routed(spec)) {
+      if (spec.kind != MatrixKind::kHead && spec.kind != MatrixKind::kMainProj) out.dense.push_back(index);
+      continue;
+    }
+    ExpertSpecs& at = out.experts[static_cast<size_t>(spec.expert)];
     (spec.kind == MatrixKind::kExpertW1   ? at.w1
      : spec.kind == MatrixKind::kExpertW3 ? at.w3
-                                          : at.w2) = static_cast<int>(i);
-    any = true;
-    size = spec.in * spec.out;
+                                          : at.w2) = index;
+    out.expert_size = spec.in * spec.out;
   }
+  return out;
+}
+
+UnitShape shape_of(const BlockJob& job, std::string name, std::initializer_list<int> indices) {
+  UnitShape shape{std::move(name), {}, {}, job.settings.codec.codebook};
+  for (const int i : indices) {
+    shape.specs.push_back(job.specs[static_cast<size_t>(i)]);
+    shape.k2.push_back(job.k2[static_cast<size_t>(i)]);
+  }
+  return shape;
+}
+
+UnitShape dense_shape(const BlockJob& job, int index) {
+  return shape_of(job, job.specs[static_cast<size_t>(index)].stem, {index});
+}
+
+UnitShape expert_shape(const BlockJob& job, const ExpertSpecs& at, int64_t e) {
+  return shape_of(job, job.prefix + "ffn.experts." + std::to_string(e), {at.w1, at.w3, at.w2});
+}
+
+// Puts a kept unit where its matrices belong.
+void place_unit(EncodedUnit unit, const UnitShape& shape, std::initializer_list<int> indices, BlockWeights& weights,
+                std::vector<MatrixRecord>& records) {
+  size_t next = 0;
+  for (const int i : indices) {
+    *find_linear(weights, shape.specs[next]) = Linear::from_exl3(std::move(unit.tensors[next]), WeightResidency::kUnpacked);
+    records[static_cast<size_t>(i)] = std::move(unit.records[next]);
+    ++next;
+  }
+}
+
+Status keep_unit(const BlockJob& job, const UnitShape& shape, std::initializer_list<int> indices, BlockWeights& weights,
+                 const std::vector<MatrixRecord>& records) {
+  if (job.work == nullptr) return ok_status();
+  EncodedUnit unit;
+  for (const int i : indices) {
+    unit.records.push_back(records[static_cast<size_t>(i)]);
+    unit.tensors.push_back(copy_exl3(*find_linear(weights, job.specs[static_cast<size_t>(i)])->exl3()));
+  }
+  return job.work->keep_unit(unit, shape.name);
+}
+
+// True when the work folder has the unit; it is placed then.
+bool take_kept(const BlockJob& job, const UnitShape& shape, std::initializer_list<int> indices, BlockWeights& weights,
+               std::vector<MatrixRecord>& records, Progress& progress) {
+  if (job.work == nullptr) return false;
+  std::optional<EncodedUnit> unit = job.work->find_unit(shape);
+  if (!unit) return false;
+  place_unit(std::move(*unit), shape, indices, weights, records);
+  for (const MatrixSpec& spec : shape.specs) progress.advance(spec.in * spec.out, spec.stem);
+  return true;
+}
+
+bool is_whole(const ExpertSpecs& at) { return at.w1 >= 0 && at.w3 >= 0 && at.w2 >= 0; }
+
+Status encode_experts(const BlockJob& job, const BlockCapture& capture, BlockWeights& weights,
+                      const BlockUnits& units, std::vector<MatrixRecord>& records, BlockCoverage* coverage,
+                      Progress& progress) {
   ExpertsJob experts{job, capture.moe(), tokens_by_expert(capture.moe(), job.n_experts), {}, 0, 0, {}};
   coverage->prefix = job.prefix;
   coverage->tokens = experts.inputs.n_tokens();
@@ -315,7 +279,11 @@ Status encode_experts(const BlockJob& job, const BlockCapture& capture, BlockWei
     coverage->expert_tokens.push_back(static_cast<int64_t>(experts.routed[static_cast<size_t>(e)].tokens.size()));
     if (coverage->expert_tokens.back() == 0) coverage->without_tokens.push_back(static_cast<int32_t>(e));
   }
-  if (!any) return ok_status();
+  if (job.work != nullptr) {
+    const std::string name = job.prefix.substr(0, job.prefix.size() - 1);
+    RETURN_IF_ERROR(job.work->keep_coverage(name, *coverage));
+  }
+  if (units.expert_size == 0) return ok_status();
   experts.n0_w13 = job.settings.prior_w13.value_or(static_cast<double>(job.context.config.d_model) / 4);
   experts.n0_w2 = job.settings.prior_w2.value_or(static_cast<double>(job.context.config.d_ff) / 4);
   if (experts.n0_w13 > 0 && capture.ffn_input() != nullptr) experts.prior_w13 = make_prior(*capture.ffn_input());
@@ -327,15 +295,23 @@ Status encode_experts(const BlockJob& job, const BlockCapture& capture, BlockWei
   // bytes.
   const auto n = static_cast<int64_t>(job.n_experts);
   std::vector<Status> outcome(static_cast<size_t>(n));
+  const auto take_expert = [&](int64_t e) -> Status {
+    const ExpertSpecs& at = units.experts[static_cast<size_t>(e)];
+    if (!is_whole(at)) return ok_status();
+    const UnitShape shape = expert_shape(job, at, e);
+    if (take_kept(job, shape, {at.w1, at.w3, at.w2}, weights, records, progress)) return ok_status();
+    ExpertWeights& expert = weights.moe.experts[static_cast<size_t>(e)];
+    RETURN_IF_ERROR(encode_expert(experts, at, static_cast<int>(e), expert, records));
+    progress.advance(3 * units.expert_size, shape.name);
+    return keep_unit(job, shape, {at.w1, at.w3, at.w2}, weights, records);
+  };
   const auto body = [&](int64_t begin, int64_t end) {
     for (int64_t e = begin; e < end; ++e) {
       if (progress.is_cancelled()) return;
-      outcome[static_cast<size_t>(e)] = encode_expert(experts, specs[static_cast<size_t>(e)], static_cast<int>(e),
-                                                      weights.moe.experts[static_cast<size_t>(e)], records);
-      progress.advance(3 * size, job.prefix + "ffn.experts." + std::to_string(e));
+      outcome[static_cast<size_t>(e)] = take_expert(e);
     }
   };
-  if (size <= kSmallMatrix)
+  if (units.expert_size <= kSmallMatrix)
     job.context.pool.parallel_for(n, 1, body);
   else
     body(0, n);
@@ -345,25 +321,66 @@ Status encode_experts(const BlockJob& job, const BlockCapture& capture, BlockWei
 
 }  // namespace
 
+bool take_kept_block(const BlockJob& job, BlockWeights& weights, std::vector<MatrixRecord>* records, BlockCoverage* coverage,
+                     Progress& progress) {
+  if (job.work == nullptr) return false;
+  const BlockUnits units = units_of(job);
+  std::vector<std::pair<UnitShape, std::vector<int>>> shapes;
+  for (const int i : units.dense) shapes.push_back({dense_shape(job, i), {i}});
+  for (int64_t e = 0; e < job.n_experts; ++e) {
+    const ExpertSpecs& at = units.experts[static_cast<size_t>(e)];
+    if (is_whole(at)) shapes.push_back({expert_shape(job, at, e), {at.w1, at.w3, at.w2}});
+  }
+  const std::optional<BlockCoverage> kept = job.work->find_coverage(job.prefix.substr(0, job.prefix.size() - 1));
+  if (!kept) return false;
+  for (const auto& [shape, indices] : shapes) {
+    if (!job.work->has_unit(shape.name)) return false;
+  }
+  std::vector<EncodedUnit> found;
+  for (const auto& [shape, indices] : shapes) {
+    std::optional<EncodedUnit> unit = job.work->find_unit(shape);
+    if (!unit) return false;
+    found.push_back(std::move(*unit));
+  }
+  std::vector<MatrixRecord> made(job.specs.size());
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    const auto& [shape, indices] = shapes[i];
+    if (indices.size() == 1) {
+      place_unit(std::move(found[i]), shape, {indices[0]}, weights, made);
+    } else {
+      place_unit(std::move(found[i]), shape, {indices[0], indices[1], indices[2]}, weights, made);
+    }
+    for (const MatrixSpec& spec : shape.specs) progress.advance(spec.in * spec.out, spec.stem);
+  }
+  for (MatrixRecord& record : made) {
+    if (!record.stem.empty()) records->push_back(std::move(record));
+  }
+  *coverage = *kept;
+  return true;
+}
+
 Status encode_block(const BlockJob& job, const BlockCapture& capture, BlockWeights& weights,
                     std::vector<MatrixRecord>* records, BlockCoverage* coverage, Progress& progress) {
   CHECK(job.specs.size() == job.k2.size()) << "one width per matrix";
   std::vector<MatrixRecord> made(job.specs.size());
-  for (size_t i = 0; i < job.specs.size(); ++i) {
+  const BlockUnits units = units_of(job);
+  for (const int index : units.dense) {
+    const auto i = static_cast<size_t>(index);
     const MatrixSpec& spec = job.specs[i];
-    Linear* linear = find_linear(weights, spec);
-    if (is_routed(spec) || !spec.is_quantizable || linear == nullptr) continue;
     if (progress.is_cancelled()) return cancelled("stopped before '" + spec.stem + "'");
+    const UnitShape shape = dense_shape(job, index);
+    if (take_kept(job, shape, {index}, weights, made, progress)) continue;
     const Hessian* hessian = capture.hessian_of(spec);
     if (hessian != nullptr) {
       RETURN_IF_ERROR(check_dropped(*hessian, spec.stem));
       describe_hessian(*hessian, &made[i]);
     }
-    RETURN_IF_ERROR(encode_matrix(job.settings, {spec, job.k2[i], linear, &made[i]},
+    RETURN_IF_ERROR(encode_matrix(job.settings, {spec, job.k2[i], find_linear(weights, spec), &made[i]},
                                   hessian == nullptr ? nullptr : hessian->sum.data(), {}, job.context.pool));
     progress.advance(spec.in * spec.out, spec.stem);
+    RETURN_IF_ERROR(keep_unit(job, shape, {index}, weights, made));
   }
-  RETURN_IF_ERROR(encode_experts(job, capture, weights, made, coverage, progress));
+  RETURN_IF_ERROR(encode_experts(job, capture, weights, units, made, coverage, progress));
   if (progress.is_cancelled()) return cancelled("stopped inside " + job.prefix);
   for (MatrixRecord& record : made) {
     if (!record.stem.empty()) records->push_back(std::move(record));

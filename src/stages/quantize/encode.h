@@ -104,6 +104,8 @@ Status encode_matrix(const EncodeSettings& settings, const EncodeTarget& target,
 Status encode_sharing(const EncodeSettings& settings, const std::vector<EncodeTarget>& targets, const double* hessian,
                       ThreadPool& pool);
 
+class WorkFolder;  // work_folder.h
+
 struct BlockJob {
   const CallContext& context;  // observer is ignored
   const EncodeSettings& settings;
@@ -112,7 +114,13 @@ struct BlockJob {
   std::string prefix;             // "layers.3."
   int64_t n_experts = 0;
   const double* residual_metric = nullptr;  // [D, D] for w2 of the routed experts; null: none
+  const WorkFolder* work = nullptr;         // keeps what is encoded and has what an earlier run encoded; null: none
 };
+
+// Takes every matrix from the work folder, without inputs: when each unit and the block's coverage are there. False, and nothing
+// has changed, when something is missing.
+bool take_kept_block(const BlockJob& job, BlockWeights& weights, std::vector<MatrixRecord>* records, BlockCoverage* coverage,
+                     Progress& progress);
 
 // Encodes every quantizable matrix of the block. `weights` comes in native and leaves quantized; records are appended
 // in spec order. Errors: data_loss when more than 10 % of an input's rows are not finite; cancelled.

@@ -27,6 +27,7 @@
 namespace espalier {
 
 class WidthLibrary;  // width_library.h
+class WorkFolder;    // work_folder.h
 
 // Which layers the calibration rows have run through when they reach a layer.
 enum class StreamFrom {
@@ -50,6 +51,9 @@ struct QuantizeOptions {
   // Matrices that are there are taken, others are encoded and added; the bytes are the same either way. Needs the native stream
   // and w2_input native; the caller opens it with a key that says what the bytes depend on. Not recorded.
   WidthLibrary* library = nullptr;
+  // Where the run keeps what is done, to go on after a kill; the calibration rows are there too. Null: nowhere, rows in memory.
+  // Not together with a library. The caller opens it with a recipe that says what the bytes depend on. Not recorded.
+  const WorkFolder* work = nullptr;
 };
 
 // A matrix that keeps its native form, and why.

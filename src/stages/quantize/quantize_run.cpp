@@ -3,7 +3,10 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "model/drafter.h"
+#include "stages/quantize/encoded_unit.h"
+#include "stages/quantize/work_folder.h"
 
 namespace espalier {
 namespace {
@@ -19,18 +22,6 @@ void add_encoded(BlockWeights& weights, const std::vector<MatrixSpec>& specs, En
     const Linear* linear = find_linear(weights, spec);
     if (spec.is_quantizable && linear != nullptr) out->emplace_back(spec.stem, *linear->exl3());
   }
-}
-
-codec::Exl3Tensor copy_of(const codec::Exl3View& view) {
-  codec::Exl3Tensor t;
-  t.k = view.trellis.k;
-  t.n = view.trellis.n;
-  t.k2 = view.trellis.k2;
-  t.codebook = view.trellis.codebook;
-  t.trellis.assign(view.trellis.words, view.trellis.words + codec::trellis_words(t.k, t.n, t.k2));
-  t.suh.assign(view.suh, view.suh + t.k);
-  t.svh.assign(view.svh, view.svh + t.n);
-  return t;
 }
 
 }  // namespace
@@ -59,9 +50,14 @@ Result<QuantizeReport> QuantizeRun::run(const std::vector<DatasetRow>& rows) {
     ASSIGN_OR_RETURN(residual_, ResidualMetrics::make(loader_, rows, progress_, pool_));
   }
   progress_.begin("quantize", total_units(rows));
-  ASSIGN_OR_RETURN(CalibrationStream stream,
-                   CalibrationStream::begin(context_, globals, needs_rows ? rows : std::vector<DatasetRow>()));
-  for (int layer = 0; layer < config_.n_layers; ++layer) {
+  CalibrationStream stream;
+  int done = -1;
+  if (options_.work != nullptr) {
+    ASSIGN_OR_RETURN(stream, resume_stream(globals, rows, &done));
+  } else {
+    ASSIGN_OR_RETURN(stream, CalibrationStream::begin(context_, globals, needs_rows ? rows : std::vector<DatasetRow>()));
+  }
+  for (int layer = done + 1; layer < config_.n_layers; ++layer) {
     Status status = run_block(stream, layer);
     if (!status.ok()) return std::move(status).with_context("quantize: layer " + std::to_string(layer));
   }
@@ -139,6 +135,8 @@ int64_t QuantizeRun::total_units(const std::vector<DatasetRow>& rows) const {
 Status QuantizeRun::write_native_shards() {
   for (const ShardPlan::Shard& shard : shards_.shards()) {
     if (progress_.is_cancelled()) return cancelled("stopped while copying native tensors");
+    std::error_code ec;
+    if (options_.work != nullptr && std::filesystem::is_regular_file(dir_ / shard.name, ec)) continue;
     if (shard.block == -1 && !builds_library()) RETURN_IF_ERROR(write_shard(dir_, shard, loader_.index(), {}));
   }
   return ok_status();
@@ -157,7 +155,8 @@ BlockJob QuantizeRun::job_of(int block) const {
                {},
                block_prefix(config_, block),
                is_drafter ? config_.drafter.n_experts : config_.n_experts,
-               residual_.of_layer(block)};
+               residual_.of_layer(block),
+               options_.work};
   std::erase_if(job.specs,
                 [](const MatrixSpec& s) { return s.kind == MatrixKind::kMainProj || s.kind == MatrixKind::kHead; });
   for (MatrixSpec& spec : job.specs) {
@@ -259,7 +258,7 @@ Status QuantizeRun::take_job(int block, BlockJob job, const BlockCapture* captur
     std::map<int, std::vector<WidthLibrary::Entry>> by_width;
     for (const MatrixRecord& record : made) {
       const auto spec = std::find_if(job.specs.begin(), job.specs.end(), [&](const MatrixSpec& s) { return s.stem == record.stem; });
-      by_width[record.k2].push_back({record, copy_of(*find_linear(weights, *spec)->exl3())});
+      by_width[record.k2].push_back({record, copy_exl3(*find_linear(weights, *spec)->exl3())});
     }
     for (const auto& [k2, entries] : by_width) RETURN_IF_ERROR(options_.library->add(block, k2, entries));
   }
@@ -289,12 +288,47 @@ Status QuantizeRun::take_block(int block, const BlockCapture* capture, BlockWeig
   return ok_status();
 }
 
+Result<CalibrationStream> QuantizeRun::resume_stream(const GlobalWeights& globals, const std::vector<DatasetRow>& rows, int* done) {
+  const WorkFolder& work = *options_.work;
+  std::vector<WorkFolder::DoneLayer> layers;
+  for (int layer = 0; layer < config_.n_layers; ++layer) {
+    std::error_code ec;
+    std::optional<WorkFolder::DoneLayer> found = work.find_layer(layer);
+    if (!found || !std::filesystem::is_regular_file(dir_ / shards_.of_block(layer).name, ec)) break;
+    layers.push_back(std::move(*found));
+  }
+  *done = -1;
+  if (layers.empty()) return CalibrationStream::begin_on_disk(context_, globals, rows, work);
+  const int last = static_cast<int>(layers.size()) - 1;
+  auto stream = CalibrationStream::open(work, last, layers.back().stream_sha256, config_);
+  if (!stream.ok()) {
+    log(LogLevel::kWarning, stream.error().message() + "; the run begins again at the first layer");
+    return CalibrationStream::begin_on_disk(context_, globals, rows, work);
+  }
+  for (WorkFolder::DoneLayer& layer : layers) {
+    for (MatrixRecord& record : layer.records) {
+      progress_.advance(record.in * record.out, record.stem);
+      report_.matrices.push_back(std::move(record));
+    }
+    report_.coverage.push_back(std::move(layer.coverage));
+  }
+  log(LogLevel::kInfo, "resumed behind layer " + std::to_string(last));
+  *done = last;
+  return stream;
+}
+
 Status QuantizeRun::run_block(CalibrationStream& stream, int layer) {
   ASSIGN_OR_RETURN(BlockWeights weights, loader_.load_block(pool_, layer));
   const BlockJob job = job_of(layer);
   const bool goes_on = last_missing_ > place_of(layer);
+  const size_t first_record = report_.matrices.size();
+  const bool is_kept = take_kept(job, weights);
   std::optional<BlockCapture> capture;
-  if (last_missing_ >= place_of(layer)) {
+  if (is_kept && is_streamed_native()) {
+    ASSIGN_OR_RETURN(const BlockWeights native, loader_.load_block(pool_, layer));
+    RETURN_IF_ERROR(stream.advance_layer(context_, native, layer, progress_, units_per_token(layer)));
+  }
+  if (!is_kept && last_missing_ >= place_of(layer)) {
     capture.emplace(job.specs, false, pool_);
     RETURN_IF_ERROR(stream.observe_layer(context_, weights, layer, &*capture, progress_, units_per_token(layer)));
     capture->finish();
@@ -302,13 +336,24 @@ Status QuantizeRun::run_block(CalibrationStream& stream, int layer) {
       RETURN_IF_ERROR(stream.advance_layer(context_, weights, layer, progress_, units_per_token(layer)));
     }
   }
-  RETURN_IF_ERROR(take_block(layer, capture ? &*capture : nullptr, weights));
+  if (!is_kept) RETURN_IF_ERROR(take_block(layer, capture ? &*capture : nullptr, weights));
   capture.reset();
   EncodedTensors encoded;
   if (!builds_library()) add_encoded(weights, job.specs, &encoded);
   RETURN_IF_ERROR(write(layer, encoded));
-  if (is_streamed_native() || !goes_on) return ok_status();
-  return stream.advance_layer(context_, weights, layer, progress_, units_per_token(layer));
+  if (!is_streamed_native() && goes_on) {
+    RETURN_IF_ERROR(stream.advance_layer(context_, weights, layer, progress_, units_per_token(layer)));
+  }
+  if (options_.work == nullptr) return ok_status();
+  const std::vector<MatrixRecord> records(report_.matrices.begin() + static_cast<int64_t>(first_record), report_.matrices.end());
+  return options_.work->keep_layer(layer, job.prefix, {records, report_.coverage.back(), stream.sha256()});
+}
+
+bool QuantizeRun::take_kept(const BlockJob& job, BlockWeights& weights) {
+  BlockCoverage coverage;
+  if (!take_kept_block(job, weights, &report_.matrices, &coverage, progress_)) return false;
+  report_.coverage.push_back(std::move(coverage));
+  return true;
 }
 
 template <typename Observe>
@@ -324,6 +369,15 @@ Status QuantizeRun::take_root(const MatrixSpec& spec, bool is_drafter, Linear* l
     progress_.advance(spec.in * spec.out, spec.stem);
     return ok_status();
   }
+  const UnitShape shape{spec.stem, {spec}, {k2}, options_.encode.codec.codebook};
+  if (options_.work != nullptr) {
+    if (std::optional<EncodedUnit> unit = options_.work->find_unit(shape)) {
+      report_.matrices.push_back(std::move(unit->records[0]));
+      *linear = Linear::from_exl3(std::move(unit->tensors[0]), WeightResidency::kUnpacked);
+      progress_.advance(spec.in * spec.out, spec.stem);
+      return ok_status();
+    }
+  }
   BlockCapture capture({spec}, is_drafter, pool_);
   RETURN_IF_ERROR(observe(&capture));
   capture.finish();
@@ -333,7 +387,10 @@ Status QuantizeRun::take_root(const MatrixSpec& spec, bool is_drafter, Linear* l
   RETURN_IF_ERROR(encode_matrix(options_.encode, {spec, k2, linear, &record},
                                 hessian == nullptr ? nullptr : hessian->sum.data(), {}, pool_));
   if (options_.library != nullptr) {
-    RETURN_IF_ERROR(options_.library->add(spec.block, k2, {{record, copy_of(*linear->exl3())}}));
+    RETURN_IF_ERROR(options_.library->add(spec.block, k2, {{record, copy_exl3(*linear->exl3())}}));
+  }
+  if (options_.work != nullptr) {
+    RETURN_IF_ERROR(options_.work->keep_unit({{record}, {copy_exl3(*linear->exl3())}}, shape.name));
   }
   report_.matrices.push_back(std::move(record));
   progress_.advance(spec.in * spec.out, spec.stem);
@@ -356,7 +413,7 @@ Status QuantizeRun::run_head(CalibrationStream& stream, GlobalWeights& globals, 
   const auto shortest = std::min_element(
       rows.begin(), rows.end(), [](const DatasetRow& a, const DatasetRow& b) { return a.ids.size() < b.ids.size(); });
   report_.probe_ids = shortest->ids;
-  report_.probe_logits = stream.logits(context_, globals, static_cast<size_t>(shortest - rows.begin()));
+  ASSIGN_OR_RETURN(report_.probe_logits, stream.logits(context_, globals, static_cast<size_t>(shortest - rows.begin())));
   return ok_status();
 }
 
@@ -365,8 +422,13 @@ Status QuantizeRun::run_stage(DraftCalibration& drafts, int stage, EncodedTensor
   ASSIGN_OR_RETURN(*weights, loader_.load_block(pool_, block));
   const BlockJob job = job_of(block);
   const bool goes_on = last_missing_ > place_of(block);
+  const bool is_kept = take_kept(job, *weights);
   std::optional<BlockCapture> capture;
-  if (last_missing_ >= place_of(block)) {
+  if (is_kept && is_streamed_native() && goes_on) {
+    ASSIGN_OR_RETURN(const BlockWeights native, loader_.load_block(pool_, block));
+    RETURN_IF_ERROR(drafts.advance_stage(context_, native, stage, progress_, units_per_token(block)));
+  }
+  if (!is_kept && last_missing_ >= place_of(block)) {
     capture.emplace(job.specs, true, pool_);
     RETURN_IF_ERROR(drafts.observe_stage(context_, *weights, stage, &*capture, progress_, units_per_token(block)));
     capture->finish();
@@ -374,7 +436,7 @@ Status QuantizeRun::run_stage(DraftCalibration& drafts, int stage, EncodedTensor
       RETURN_IF_ERROR(drafts.advance_stage(context_, *weights, stage, progress_, units_per_token(block)));
     }
   }
-  RETURN_IF_ERROR(take_block(block, capture ? &*capture : nullptr, *weights));
+  if (!is_kept) RETURN_IF_ERROR(take_block(block, capture ? &*capture : nullptr, *weights));
   add_encoded(*weights, job.specs, encoded);
   if (is_streamed_native() || !goes_on) return ok_status();
   return drafts.advance_stage(context_, *weights, stage, progress_, units_per_token(block));
@@ -394,7 +456,7 @@ Status QuantizeRun::run_drafter(const CalibrationStream& stream, const GlobalWei
   const Linear& encoded_main_proj = is_streamed_native() ? made : drafter.main_proj;
   DraftCalibration drafts;
   if (last_missing_ > main_proj_place()) {
-    drafts = DraftCalibration::begin(context_, globals, drafter, stream, options_.draft_stride);
+    ASSIGN_OR_RETURN(drafts, DraftCalibration::begin(context_, globals, drafter, stream, options_.draft_stride));
   }
   for (int stage = 0; stage < config_.drafter.n_stages; ++stage) {
     EncodedTensors encoded;

@@ -57,6 +57,11 @@ class QuantizeRun {
   Status take_block(int block, const BlockCapture* capture, BlockWeights& weights);
   Status take_job(int block, BlockJob job, const BlockCapture* capture, BlockWeights& weights);
   Status run_block(CalibrationStream& stream, int layer);
+  // Puts a block's matrices in place when the work folder has all of them; then its inputs are not needed.
+  bool take_kept(const BlockJob& job, BlockWeights& weights);
+  // The stream behind the last layer that the work folder has as done, and that layer's number (-1: none). Their records and
+  // coverage are in the report then.
+  Result<CalibrationStream> resume_stream(const GlobalWeights& globals, const std::vector<DatasetRow>& rows, int* done);
   // A matrix outside the blocks: from the library, or encoded from what `observe` lets a capture see.
   template <typename Observe>
   Status take_root(const MatrixSpec& spec, bool is_drafter, Linear* linear, const Observe& observe);

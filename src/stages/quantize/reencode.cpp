@@ -177,7 +177,8 @@ class Run {
     }
     ASSIGN_OR_RETURN(const GlobalWeights globals, streamed().load_globals(pool_));
     ASSIGN_OR_RETURN(const DrafterGlobals drafter, streamed().load_drafter_globals(pool_));
-    DraftCalibration drafts = DraftCalibration::begin(context_, globals, drafter, stream, options_.draft_stride);
+    ASSIGN_OR_RETURN(DraftCalibration drafts,
+                     DraftCalibration::begin(context_, globals, drafter, stream, options_.draft_stride));
     for (int stage = 0; stage < config_.drafter.n_stages && config_.n_layers + stage + 2 <= last_; ++stage) {
       const int block = config_.n_layers + stage;
       const BlockJob job = job_of(block);
