@@ -1,5 +1,7 @@
 #include "model/engram.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "tensor/float_formats.h"
@@ -132,11 +134,24 @@ void engram_rows(const EngramHash& hash, std::span<const int32_t> history, int64
 }
 
 Status read_engram_row(const EngramTable& table, int64_t row, float* out) {
+  static const std::array<float, 256> value_of = [] {
+    std::array<float, 256> values;
+    for (int i = 0; i < 256; ++i) values[static_cast<size_t>(i)] = decode_e4m3(static_cast<uint8_t>(i));
+    return values;
+  }();
   const int64_t dim = table.codes.shape[1];
   const uint8_t* codes = static_cast<const uint8_t*>(table.codes.data) + row * dim;
   const uint8_t* scales = static_cast<const uint8_t*>(table.scales.data) + row * (dim / 32);
-  for (int64_t i = 0; i < dim; ++i) {
-    out[i] = round_bf16(decode_e4m3(codes[i]) * decode_e8m0(scales[i / 32]));
+  bool is_finite = true;
+  for (int64_t begin = 0; begin < dim; begin += 32) {
+    const float scale = decode_e8m0(scales[begin / 32]);
+    const int64_t end = std::min(begin + 32, dim);
+    for (int64_t i = begin; i < end; ++i) {
+      out[i] = round_bf16(value_of[codes[i]] * scale);
+      is_finite = is_finite && std::isfinite(out[i]);
+    }
+  }
+  for (int64_t i = 0; i < dim && !is_finite; ++i) {
     if (!std::isfinite(out[i])) {
       return data_loss("tensor '" + table.name + ".weight': element [" + std::to_string(row) + ", " +
                        std::to_string(i) +
