@@ -9,6 +9,7 @@
 
 #include "apps/espalier/command.h"
 #include "apps/espalier/console.h"
+#include "text/utf8.h"
 
 namespace espalier::app {
 
@@ -47,10 +48,11 @@ int exit_code(StatusCode code) {
   return 5;
 }
 
-// One line, whatever the message holds.
-void print_error(std::string message) {
+// One line of valid UTF-8 without control characters, whatever the message holds: it may quote the bytes of a damaged file.
+void print_error(const std::string& bytes) {
+  std::string message = to_valid_utf8(bytes);
   for (char& c : message) {
-    if (c == '\n' || c == '\r') c = ' ';
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) c = ' ';
   }
   std::fprintf(stderr, "espalier: error: %s\n", message.c_str());
 }

@@ -44,6 +44,18 @@ class Faults(unittest.TestCase):
         self.run_shell('"$BIN" logits "$TINY" --quiet --tokens "$ROOT/t.json" --out "$ROOT/t.json"', 3, "is the input")
         self.assertEqual(json.loads(self.tokens.read_text()), [[0, 5, 9]])
 
+    def test_an_error_that_quotes_a_damaged_file_is_plain_text(self):
+        for name, part in ((b"p.\xactrellis", "not valid JSON"), (b"p\\n\\u001b[31m\\u007f.x", "I16")):
+            header = b'{"' + name + b'":{"dtype":"I16","shape":[1],"data_offsets":[0,4]}}'
+            (self.root / "bad.st").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+            r = subprocess.run([BIN, "exl3", "decode", self.root / "bad.st", "--name", "p", "--out", self.root / "o", "--quiet"],
+                               capture_output=True, timeout=60)
+            line = r.stderr.decode("utf-8")  # strict
+            self.assertEqual(r.returncode, 3, line)
+            self.assertIn(part, line)
+            self.assertTrue(line.startswith("espalier: error: ") and line.endswith("\n"), line)
+            self.assertEqual([c for c in line[:-1] if ord(c) < 32 or ord(c) == 127], [], line)
+
     def test_a_full_standard_output_is_an_error(self):
         self.run_shell('"$BIN" inspect "$TINY" --json > /dev/full', 4, "standard output")
         self.run_shell('"$BIN" tokenize "$TINY" hello > /dev/full', 4, "standard output")
