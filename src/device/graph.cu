@@ -17,6 +17,7 @@ Result<Graph> Graph::capture(Stream& stream, const std::function<Status()>& body
   RETURN_IF_ERROR(queued);
   RETURN_IF_ERROR(cuda_status(ended, "graph", "cudaStreamEndCapture", __FILE__, __LINE__));
   RETURN_IF_ERROR(cuda_status(made, "graph", "cudaGraphInstantiate", __FILE__, __LINE__));
+  ESPALIER_CUDA_TRY("graph", cudaGraphUpload(graph.handle_, stream.handle()));  // not at the first launch
   return Result<Graph>(std::move(graph));
 }
 

@@ -20,7 +20,10 @@ struct Stream::Profile {
     Event event;
   };
   std::vector<Point> points;  // the first one is the beginning
+  Detail detail = Detail::kKernels;
   bool is_on = false;
+  bool has_launches = false;  // of the current step, whole steps only
+  Status status;              // of marks at the end of a step
 };
 
 Stream::Stream() = default;
@@ -58,6 +61,11 @@ Stream& Stream::operator=(Stream&& other) noexcept {
 }
 
 void Stream::begin_step(std::string name) {
+  if (profile_ != nullptr && profile_->has_launches) {
+    part_ = nullptr;
+    profile_->has_launches = false;
+    if (Status marked = mark(""); !marked.ok()) static_cast<void>(profile_->status = std::move(marked));
+  }
   step_ = std::move(name);
   part_ = nullptr;
   kernels_.clear();
@@ -67,10 +75,17 @@ Status Stream::launched(const char* kernel) {
   kernels_.push_back(kernel);
   if (kernels_.size() > kKeptKernels) kernels_.erase(kernels_.begin());
   const cudaError_t code = cudaGetLastError();
-  return code == cudaSuccess ? mark(kernel) : failure(code, "the last launch", "cudaGetLastError");
+  return code == cudaSuccess ? mark_launch(kernel) : failure(code, "the last launch", "cudaGetLastError");
 }
 
-Status Stream::mark(const char* kernel) {
+Status Stream::mark_launch(const char* kernel) {
+  if (profile_ == nullptr || !profile_->is_on) return ok_status();
+  if (profile_->detail == Detail::kKernels) return mark(kernel);
+  profile_->has_launches = true;
+  return ok_status();
+}
+
+Status Stream::mark(const char* what) {
   if (profile_ == nullptr || !profile_->is_on) return ok_status();
   ASSIGN_OR_RETURN(Event event, Event::create(device_));
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
@@ -78,18 +93,22 @@ Status Stream::mark(const char* kernel) {
   // Inside a graph an ordinary record only orders; an external one is seen from outside.
   const unsigned flags = capture == cudaStreamCaptureStatusNone ? cudaEventRecordDefault : cudaEventRecordExternal;
   ESPALIER_CUDA_TRY("profile", cudaEventRecordWithFlags(event.handle(), handle_, flags));
-  profile_->points.push_back({step_text(), kernel, std::move(event)});
+  profile_->points.push_back({step_text(), what, std::move(event)});
+  profile_->has_launches = false;
   return ok_status();
 }
 
-Status Stream::begin_profile() {
+Status Stream::begin_profile(Detail detail) {
   profile_ = std::make_unique<Profile>();
+  profile_->detail = detail;
   profile_->is_on = true;
   return mark("");
 }
 
 void Stream::end_profile() {
-  if (profile_ != nullptr) profile_->is_on = false;
+  if (profile_ == nullptr) return;
+  begin_step(step_);
+  profile_->is_on = false;
 }
 
 bool Stream::is_profiling() const { return profile_ != nullptr && profile_->is_on; }
@@ -97,11 +116,16 @@ bool Stream::is_profiling() const { return profile_ != nullptr && profile_->is_o
 Result<std::vector<Stream::Timed>> Stream::profile() {
   RETURN_IF_ERROR(synchronize());
   std::vector<Timed> out;
-  for (size_t i = 1; profile_ != nullptr && i < profile_->points.size(); ++i) {
+  if (profile_ == nullptr || profile_->points.empty()) return Result<std::vector<Timed>>(std::move(out));
+  RETURN_IF_ERROR(profile_->status);
+  for (size_t i = 1; i < profile_->points.size(); ++i) {
     const Profile::Point& p = profile_->points[i];
-    ASSIGN_OR_RETURN(const double ms, p.event.milliseconds_since(profile_->points[i - 1].event));
+    ASSIGN_OR_RETURN(const double ms, p.event.milliseconds_since(profile_->points[0].event));
     out.push_back({p.step, p.kernel, 1e3 * ms});
   }
+  // What is recorded into a graph is announced before the graph runs.
+  std::stable_sort(out.begin(), out.end(), [](const Timed& a, const Timed& b) { return a.microseconds < b.microseconds; });
+  for (size_t i = out.size(); i-- > 1;) out[i].microseconds -= out[i - 1].microseconds;
   return Result<std::vector<Timed>>(std::move(out));
 }
 
@@ -122,22 +146,22 @@ Status Stream::failure(int code, const char* found_by, const char* call) const {
 
 Status Stream::copy_to_device(void* device_to, const void* host_from, size_t size_bytes) {
   ESPALIER_CUDA_TRY("step '" + step_text() + "'", cudaMemcpyAsync(device_to, host_from, size_bytes, cudaMemcpyHostToDevice, handle_));
-  return mark("copy up");
+  return mark_launch("copy up");
 }
 
 Status Stream::copy_to_host(void* host_to, const void* device_from, size_t size_bytes) {
   ESPALIER_CUDA_TRY("step '" + step_text() + "'", cudaMemcpyAsync(host_to, device_from, size_bytes, cudaMemcpyDeviceToHost, handle_));
-  return mark("copy down");
+  return mark("copy down");  // the end of a step too
 }
 
 Status Stream::copy_on_device(void* to, const void* from, size_t size_bytes) {
   ESPALIER_CUDA_TRY("step '" + step_text() + "'", cudaMemcpyAsync(to, from, size_bytes, cudaMemcpyDeviceToDevice, handle_));
-  return mark("copy");
+  return mark_launch("copy");
 }
 
 Status Stream::fill_bytes(void* to, int byte, size_t size_bytes) {
   ESPALIER_CUDA_TRY("step '" + step_text() + "'", cudaMemsetAsync(to, byte, size_bytes, handle_));
-  return mark("fill");
+  return mark_launch("fill");
 }
 
 Result<Event> Event::create(int device) {

@@ -45,23 +45,26 @@ class Stream {
   Status copy_on_device(void* to, const void* from, size_t size_bytes);
   Status fill_bytes(void* to, int byte, size_t size_bytes);
 
-  // Times the launches and copies on the device from here on, in the step that is then announced. What is recorded into a graph meanwhile
-  // is timed at every replay of it.
-  Status begin_profile();
+  // Times the launches and copies on the device from here on, in the step that is then announced; or whole steps only, which costs less
+  // time itself. What is recorded into a graph meanwhile is timed at every replay of it.
+  enum class Detail { kKernels, kSteps };
+  Status begin_profile(Detail detail = Detail::kKernels);
+  // A point of the profile of its own: the work and the waiting before it is called `what` (static storage).
+  Status mark(const char* what);
   void end_profile();
   bool is_profiling() const;
   struct Timed {
     std::string step;
-    const char* kernel;
+    const char* kernel;   // empty for a step
     double microseconds;  // from the end of the work before it to its own end
   };
-  // Waits for the stream; the last run of everything between begin_profile and end_profile, in order.
+  // Waits for the stream; the last run of everything between begin_profile and end_profile, in the order of its end.
   Result<std::vector<Timed>> profile();
 
  private:
   Stream();
   Status failure(int code, const char* found_by, const char* call) const;
-  Status mark(const char* kernel);
+  Status mark_launch(const char* kernel);
 
   CUstream_st* handle_ = nullptr;
   int device_ = 0;

@@ -135,6 +135,7 @@ Status DeviceSequence::Impl::forward_chunk(std::span<const int32_t> ids, bool al
     period = std::lcm(period, static_cast<int64_t>(c.ratio(l)));
   }
   key.phase = start % period;
+  RETURN_IF_ERROR(stream.mark("host before a pass"));
   RETURN_IF_ERROR(send_inputs(ids, start, true));
 
   float* on_device = nullptr;
@@ -151,6 +152,7 @@ Status DeviceSequence::Impl::forward_chunk(std::span<const int32_t> ids, bool al
         return ok_status();
       }));
       seen->second.emplace(Recorded{std::move(graph), on_device});
+      RETURN_IF_ERROR(stream.mark("recording"));
     }
     RETURN_IF_ERROR(seen->second->graph.launch(stream));
     on_device = seen->second->logits;
