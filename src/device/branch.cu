@@ -18,9 +18,9 @@ Result<Branches> Branches::create(int device, int n) {
   return Result<Branches>(std::move(branches));
 }
 
-Status Branches::fork(Stream& from, int n) {
+Status Branches::fork(Stream& from, int n, int first) {
   RETURN_IF_ERROR(events_[0].record(from));
-  for (int i = 0; i < n; ++i) ESPALIER_CUDA_TRY("branch", cudaStreamWaitEvent(stream(i).handle(), events_[0].handle(), 0));
+  for (int i = first; i < first + n; ++i) ESPALIER_CUDA_TRY("branch", cudaStreamWaitEvent(stream(i).handle(), events_[0].handle(), 0));
   return ok_status();
 }
 

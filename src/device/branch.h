@@ -15,8 +15,8 @@ class Branches {
 
   int n() const { return static_cast<int>(streams_.size()); }
   Stream& stream(int i) { return streams_[static_cast<size_t>(i)]; }
-  // What is queued on the first n branches from here on starts after everything that is on `from`.
-  Status fork(Stream& from, int n);
+  // What is queued on branches first to first + n - 1 from here on starts after everything that is on `from`.
+  Status fork(Stream& from, int n, int first = 0);
   // What is queued on `to` from here on starts after everything that is on branch i.
   Status join(int i, Stream& to);
 

@@ -63,12 +63,13 @@ Result<DraftResult> DeviceSequence::draft(int32_t token) {
   for (int k = 0; k < c.drafter.n_stages; ++k) {
     const DeviceBlock& w = s.weights.stages[static_cast<size_t>(k)];
     RETURN_IF_ERROR(run.block(w, c.drafter.n_active, rows, [&](const float* x, float* y) -> Status {
-      ASSIGN_OR_RETURN(const Run::Queries queries, run.make_queries(w.attn, rows.positions, x, n));
+      ASSIGN_OR_RETURN(const float* qr, run.make_reduced_queries(w.attn, x, n));
+      ASSIGN_OR_RETURN(const float* q, run.make_full_queries(w.attn, rows.positions, qr, n));
       ASSIGN_OR_RETURN(const float* own, run.make_window_keys(w.attn, rows.positions, x, n));
       ASSIGN_OR_RETURN(const float** keys, s.workspace.take<const float*>(n * n_places));
       ASSIGN_OR_RETURN(int64_t* begin, s.workspace.take<int64_t>(n + 1));
       RETURN_IF_ERROR(make_draft_lists(s.stream, {own, s.rings.data() + k * c.window * c.head_dim, s.device_start(), c.window, c.head_dim}, n_before, n, keys, begin));
-      ASSIGN_OR_RETURN(float* o, run.attend(w.attn, queries.q, keys, begin, n_places, n));
+      ASSIGN_OR_RETURN(float* o, run.attend(w.attn, q, keys, begin, n_places, n));
       return run.project_output(w.attn, rows.positions, o, n, y);
     }));
   }

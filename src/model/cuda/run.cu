@@ -15,10 +15,12 @@ Result<PassTools> PassTools::create(device::Stream& stream, const DeviceWeights&
   const int64_t n_active = std::max(c.n_active, c.drafter.n_active);
   ASSIGN_OR_RETURN(tools.plan, codec::cuda::ExpertPlan::create(stream, max_rows * n_active, std::max(c.n_experts, c.drafter.n_experts)));
   ASSIGN_OR_RETURN(tools.branches, device::Branches::create(stream.device(), kBranches));
+  ASSIGN_OR_RETURN(tools.mixing, device::Branches::create(stream.device(), 1));
   if (weights.products == Products::kExact || weights.max_in == 0) return Result<PassTools>(std::move(tools));
   ASSIGN_OR_RETURN(tools.main.scratch, codec::cuda::ProductScratch::create(stream, weights.max_in, weights.max_out));
-  // Branches do not multiply with the head, the query or the Engram projections.
-  const int64_t width = std::max({c.d_model, c.d_ff, c.head_dim, c.o_lora_rank, c.n_heads / c.o_groups * c.head_dim});
+  // Branches do not multiply with the head, the large query projection or those of Engram.
+  const int64_t width = std::max({c.d_model, c.d_ff, c.head_dim, c.o_lora_rank, c.q_lora_rank, c.index_n_heads * c.index_head_dim,
+                                  c.n_heads / c.o_groups * c.head_dim});
   for (ProductTools& branch : tools.of_branch) {
     ASSIGN_OR_RETURN(branch.scratch, codec::cuda::ProductScratch::create(stream, width, width));
   }
@@ -93,11 +95,19 @@ Status Run::rotate(const DeviceAttention& w, const int64_t* positions, int64_t n
 Result<Run::Mix> Run::mixes(const DeviceMix& w, const float* h, int64_t n_rows, float* pre) {
   const int64_t n = config_.n_streams;
   stream_.begin_part("mHC");
-  ASSIGN_OR_RETURN(const float* dots, project(w.fn, h, n_rows, Rounding::kNone));
+  ASSIGN_OR_RETURN(float* dots, workspace_.take<float>(n_rows * w.fn.out));
   Mix mix;
   mix.pre = pre;
   ASSIGN_OR_RETURN(mix.post, workspace_.take<float>(n_rows * n));
   ASSIGN_OR_RETURN(mix.comb, workspace_.take<float>(n_rows * n * n));
+  RETURN_IF_ERROR(tools_.mixing.fork(stream_, 1));
+  if (is_in_integers(w.fn)) {  // uses the main stream's memory for products
+    RETURN_IF_ERROR(project(w.fn, h, w.fn.in, n_rows, Rounding::kNone, dots, w.fn.out));
+    RETURN_IF_ERROR(tools_.mixing.fork(stream_, 1));
+  } else {
+    Run beside(weights_, numerics_, tools_.mixing.stream(0), workspace_, tools_);
+    RETURN_IF_ERROR(beside.project(w.fn, h, w.fn.in, n_rows, Rounding::kNone, dots, w.fn.out));
+  }
   ops::MhcCoefficientsParams p;
   p.h = h;
   p.dots = dots;
@@ -112,7 +122,7 @@ Result<Run::Mix> Run::mixes(const DeviceMix& w, const float* h, int64_t n_rows, 
   p.sinkhorn_iters = config_.sinkhorn_iters;
   p.norm_eps = config_.rms_norm_eps;
   p.hc_eps = static_cast<float>(config_.hc_eps);
-  RETURN_IF_ERROR(ops::cuda::mhc_coefficients(stream_, p, order_));
+  RETURN_IF_ERROR(ops::cuda::mhc_coefficients(tools_.mixing.stream(0), p, order_));
   return mix;
 }
 
@@ -132,6 +142,7 @@ Status Run::sub_layer(DeviceRows& rows, const float* collapse_weights, const flo
   }
   RETURN_IF_ERROR(body(x, y));
   stream_.begin_part("expand");
+  RETURN_IF_ERROR(tools_.mixing.join(0, stream_));
   RETURN_IF_ERROR(ops::cuda::mhc_expand(stream_, {y, rows.h, mix.post, mix.comb, rows.next, n, n_streams, d}));
   RETURN_IF_ERROR(round_if_vendor(rows.next, n * n_streams * d));
   std::swap(rows.h, rows.next);

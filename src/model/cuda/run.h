@@ -56,6 +56,7 @@ struct PassTools {
   ProductTools main;
   ProductTools of_branch[kBranches];
   device::Branches branches;
+  device::Branches mixing;  // one more, for the coefficients of a sub-layer, beside all of it
 };
 
 class Run {
@@ -79,11 +80,9 @@ class Run {
   Status collapse(const DeviceRows& rows, int64_t first, float* out);
   Status shared_expert(const DeviceMoe& w, const float* x, int64_t n_rows, float** y);
 
-  struct Queries {
-    float* qr = nullptr;
-    float* q = nullptr;
-  };
-  Result<Queries> make_queries(const DeviceAttention& w, const int64_t* positions, const float* x, int64_t n_rows);
+  // qr [n_rows, q_lora_rank], and q [n_rows, n_heads, head_dim] of it.
+  Result<float*> make_reduced_queries(const DeviceAttention& w, const float* x, int64_t n_rows);
+  Result<float*> make_full_queries(const DeviceAttention& w, const int64_t* positions, const float* qr, int64_t n_rows);
   Result<float*> make_window_keys(const DeviceAttention& w, const int64_t* positions, const float* x, int64_t n_rows);
   // o [n_rows, n_heads, head_dim] of lists with n_places places each.
   Result<float*> attend(const DeviceAttention& w, const float* q, const float* const* keys, const int64_t* begin, int64_t n_places,
@@ -106,14 +105,21 @@ class Run {
   // Group g of wo_a: rows at x + g * x_group, x_stride apart, to y + g * y_group.
   Status project_groups(const DeviceAttention& w, const float* x, int64_t x_group, int64_t x_stride, int64_t n_rows, float* y, int64_t y_group,
                         int64_t y_stride);
-  // pre: where those coefficients go.
+  // pre: where those coefficients go. Queued on tools.mixing: nobody needs them before the sub-layer's end, where sub_layer joins it.
   Result<Mix> mixes(const DeviceMix& w, const float* h, int64_t n_rows, float* pre);
   Status sub_layer(DeviceRows& rows, const float* collapse_weights, const float* norm, const Mix& mix,
                    const std::function<Status(const float* x, float* y)>& body);
   Status compress(const DeviceAttention& w, int layer, SequenceCache& cache, const DeviceRows& rows, const float* x);
   Result<float*> make_latents(const DeviceCompressor& w, int64_t ratio, CompressedRows& cache, const DeviceRows& rows, const float* x,
                               int64_t n_new);
-  Status select_entries(const DeviceAttention& w, int layer, SequenceCache& cache, DeviceRows& rows, const float* x, const float* qr);
+  // What the scores need beside the index queries.
+  struct IndexInputs {
+    float* weights;      // [n, index heads]
+    int64_t* n_visible;  // [n] entries of the source
+    int64_t* begin;      // [n] where scores begin
+  };
+  Result<IndexInputs> index_inputs(const DeviceAttention& w, int layer, const SequenceCache& cache, const DeviceRows& rows, const float* x);
+  Status select_entries(const DeviceAttention& w, int layer, SequenceCache& cache, DeviceRows& rows, const float* qr, const IndexInputs& inputs);
 
   // Queues on a branch; fork and join are the caller's. A branch's memory comes from the same workspace, so that the join must come before
   // the workspace is reset.

@@ -9,14 +9,18 @@
 
 namespace espalier::cuda {
 
-Result<Run::Queries> Run::make_queries(const DeviceAttention& w, const int64_t* positions, const float* x, int64_t n_rows) {
-  Queries out;
+Result<float*> Run::make_reduced_queries(const DeviceAttention& w, const float* x, int64_t n_rows) {
   stream_.begin_part("queries");
-  ASSIGN_OR_RETURN(out.qr, project(w.wq_a, x, n_rows, Rounding::kActQuant));
-  RETURN_IF_ERROR(normalise(out.qr, w.q_norm, w.wq_a.out, n_rows, out.qr));
-  ASSIGN_OR_RETURN(out.q, project(w.wq_b, out.qr, n_rows, Rounding::kActQuant));
-  RETURN_IF_ERROR(rotate(w, positions, n_rows, config_.n_heads, config_.head_dim, false, out.q));
-  return out;
+  ASSIGN_OR_RETURN(float* qr, project(w.wq_a, x, n_rows, Rounding::kActQuant));
+  RETURN_IF_ERROR(normalise(qr, w.q_norm, w.wq_a.out, n_rows, qr));
+  return qr;
+}
+
+Result<float*> Run::make_full_queries(const DeviceAttention& w, const int64_t* positions, const float* qr, int64_t n_rows) {
+  stream_.begin_part("queries");
+  ASSIGN_OR_RETURN(float* q, project(w.wq_b, qr, n_rows, Rounding::kActQuant));
+  RETURN_IF_ERROR(rotate(w, positions, n_rows, config_.n_heads, config_.head_dim, false, q));
+  return q;
 }
 
 Result<float*> Run::make_window_keys(const DeviceAttention& w, const int64_t* positions, const float* x, int64_t n_rows) {
@@ -107,21 +111,29 @@ Status Run::layer_attention(const DeviceAttention& w, int layer, SequenceCache& 
   ASSIGN_OR_RETURN(p.keys, workspace_.take<const float*>(n * p.n_places));
   ASSIGN_OR_RETURN(p.begin, workspace_.take<int64_t>(n + 1));
 
-  // Window keys and the compressor beside the queries, and the lists too unless the selection is still to come.
-  RETURN_IF_ERROR(tools_.branches.fork(stream_, 2));
+  // Beside the queries: window keys (0), the compressor (1), the lists or, with what the compressor has made, the selection (2).
+  RETURN_IF_ERROR(tools_.branches.fork(stream_, PassTools::kBranches));
   ASSIGN_OR_RETURN(const float* own, on_branch(0).make_window_keys(w, rows.positions, x, n));
   p.window = {own, cache.window(layer), rows.start, cache.n_slots, c.head_dim};
   if (c.is_kv_source(layer)) RETURN_IF_ERROR(on_branch(1).compress(w, layer, cache, rows, x));
-  if (!selects) RETURN_IF_ERROR(make_key_lists(tools_.branches.stream(1), p));
-  ASSIGN_OR_RETURN(const Queries queries, make_queries(w, rows.positions, x, n));
-  RETURN_IF_ERROR(tools_.branches.join(0, stream_));
-  RETURN_IF_ERROR(tools_.branches.join(1, stream_));
+  device::Stream& lists = tools_.branches.stream(2);
+  float* q = nullptr;
   if (selects) {
-    RETURN_IF_ERROR(select_entries(w, layer, cache, rows, x, queries.qr));
-    RETURN_IF_ERROR(make_key_lists(stream_, p));
+    ASSIGN_OR_RETURN(const IndexInputs inputs, on_branch(1).index_inputs(w, layer, cache, rows, x));
+    ASSIGN_OR_RETURN(const float* qr, make_reduced_queries(w, x, n));
+    RETURN_IF_ERROR(tools_.branches.fork(stream_, 1, 2));
+    RETURN_IF_ERROR(tools_.branches.join(1, lists));
+    RETURN_IF_ERROR(on_branch(2).select_entries(w, layer, cache, rows, qr, inputs));
+    RETURN_IF_ERROR(make_key_lists(lists, p));
+    ASSIGN_OR_RETURN(q, make_full_queries(w, rows.positions, qr, n));
+  } else {
+    RETURN_IF_ERROR(make_key_lists(lists, p));
+    ASSIGN_OR_RETURN(const float* qr, make_reduced_queries(w, x, n));
+    ASSIGN_OR_RETURN(q, make_full_queries(w, rows.positions, qr, n));
   }
+  for (int i = 0; i < PassTools::kBranches; ++i) RETURN_IF_ERROR(tools_.branches.join(i, stream_));
   stream_.begin_part("attention");
-  ASSIGN_OR_RETURN(float* o, attend(w, queries.q, p.keys, p.begin, p.n_places, n));
+  ASSIGN_OR_RETURN(float* o, attend(w, q, p.keys, p.begin, p.n_places, n));
   // The ring may be written now; the branch is joined with those of the output's groups.
   RETURN_IF_ERROR(tools_.branches.fork(stream_, 1));
   RETURN_IF_ERROR(write_ring(tools_.branches.stream(0), own, rows.start, n, cache.n_slots, c.head_dim, cache.window(layer)));
@@ -176,9 +188,25 @@ Status Run::compress(const DeviceAttention& w, int layer, SequenceCache& cache, 
   return write_entries(stream_, latents, rows.start, ratio, n_new, c.head_dim, to.kv.data());
 }
 
-Status Run::select_entries(const DeviceAttention& w, int layer, SequenceCache& cache, DeviceRows& rows, const float* x, const float* qr) {
+Result<Run::IndexInputs> Run::index_inputs(const DeviceAttention& w, int layer, const SequenceCache& cache, const DeviceRows& rows, const float* x) {
   const Config& c = config_;
-  const int64_t n = rows.n, ratio = c.ratio(layer);
+  const int64_t n = rows.n, max_visible = cache.compressed[static_cast<size_t>(c.kv_source_of(layer))].capacity;
+  IndexInputs out;
+  stream_.begin_part("index");
+  ASSIGN_OR_RETURN(out.weights, project(w.indexer->weights_proj, x, n, Rounding::kBf16));
+  const float factor = static_cast<float>(1.0 / std::sqrt(static_cast<double>(c.index_head_dim)) /
+                                          std::sqrt(static_cast<double>(c.index_n_heads)));
+  RETURN_IF_ERROR(scale(stream_, out.weights, n * c.index_n_heads, factor));
+  RETURN_IF_ERROR(round_if_vendor(out.weights, n * c.index_n_heads));
+  ASSIGN_OR_RETURN(out.n_visible, workspace_.take<int64_t>(n));
+  ASSIGN_OR_RETURN(out.begin, workspace_.take<int64_t>(n));
+  RETURN_IF_ERROR(fill_visible(stream_, rows.start, c.ratio(layer), max_visible, n, out.n_visible, out.begin));
+  return out;
+}
+
+Status Run::select_entries(const DeviceAttention& w, int layer, SequenceCache& cache, DeviceRows& rows, const float* qr, const IndexInputs& inputs) {
+  const Config& c = config_;
+  const int64_t n = rows.n, *n_visible = inputs.n_visible, *begin = inputs.begin;
   const CompressedRows& from = cache.compressed[static_cast<size_t>(c.kv_source_of(layer))];
   const int64_t max_visible = from.capacity;  // at least what any row sees
   stream_.begin_part("index");
@@ -187,19 +215,10 @@ Status Run::select_entries(const DeviceAttention& w, int layer, SequenceCache& c
   if (numerics_ != Numerics::kFull) {
     RETURN_IF_ERROR(ops::cuda::fake_quant(stream_, {queries, n * c.index_n_heads, c.index_head_dim, ops::FakeQuantFormat::kFp4}));
   }
-  ASSIGN_OR_RETURN(float* weights, project(w.indexer->weights_proj, x, n, Rounding::kBf16));
-  const float factor = static_cast<float>(1.0 / std::sqrt(static_cast<double>(c.index_head_dim)) /
-                                          std::sqrt(static_cast<double>(c.index_n_heads)));
-  RETURN_IF_ERROR(scale(stream_, weights, n * c.index_n_heads, factor));
-  RETURN_IF_ERROR(round_if_vendor(weights, n * c.index_n_heads));
-
-  ASSIGN_OR_RETURN(int64_t* n_visible, workspace_.take<int64_t>(n));
-  ASSIGN_OR_RETURN(int64_t* begin, workspace_.take<int64_t>(n));
   ASSIGN_OR_RETURN(float* scores, workspace_.take<float>(n * max_visible));
-  RETURN_IF_ERROR(fill_visible(stream_, rows.start, ratio, max_visible, n, n_visible, begin));
   ops::IndexScoresParams s;
   s.queries = queries;
-  s.weights = weights;
+  s.weights = inputs.weights;
   s.key_panels = from.index_keys.data();
   s.n_visible = n_visible;
   s.out_begin = begin;

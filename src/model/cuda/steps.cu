@@ -50,14 +50,12 @@ __global__ void mean_of_streams_kernel(const float* h, int64_t n_rows, int64_t n
 
 __global__ void join_experts_kernel(const float* outputs, const int32_t* place, const float* shared, int64_t n_rows, int64_t n_active, int64_t d,
                                     float* y) {
-  for (int64_t at = first_index(); at < n_rows * d; at += index_step()) {
-    const int64_t t = at / d, j = at % d;
-    float sum = 0.0f;
-    for (int64_t i = 0; i < n_active; ++i) {
-      const int64_t slot = t * n_active + i;
-      sum += outputs[(place != nullptr ? int64_t{place[slot]} : slot) * d + j];
+  for (int64_t t = blockIdx.y; t < n_rows; t += gridDim.y) {
+    for (int64_t j = first_index(); j < d; j += index_step()) {
+      float sum = 0.0f;
+      for (int64_t slot = t * n_active; slot < (t + 1) * n_active; ++slot) sum += outputs[(place != nullptr ? int64_t{place[slot]} : slot) * d + j];
+      y[t * d + j] = sum + shared[t * d + j];
     }
-    y[at] = sum + shared[at];
   }
 }
 
@@ -155,7 +153,8 @@ Status order_slots(device::Stream& stream, const SlotOrder& p) {
 
 Status join_experts(device::Stream& stream, const float* outputs, const int32_t* place, const float* shared, int64_t n_rows, int64_t n_active,
                     int64_t d, float* y) {
-  join_experts_kernel<<<grid_for(n_rows * d, kRowThreads), kRowThreads, 0, stream.handle()>>>(outputs, place, shared, n_rows, n_active, d, y);
+  const dim3 grid(grid_for(d, kRowThreads), static_cast<unsigned>(n_rows < 65535 ? n_rows : 65535));
+  join_experts_kernel<<<grid, kRowThreads, 0, stream.handle()>>>(outputs, place, shared, n_rows, n_active, d, y);
   return stream.launched("join_experts_kernel");
 }
 

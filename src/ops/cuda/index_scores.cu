@@ -9,6 +9,7 @@ namespace {
 constexpr int kScoreEntries = 32;  // of a block, one per lane
 constexpr int kScoreWarps = kRowThreads / 32;
 constexpr int kScoreHeads = 4;     // heads that share the loads of a key
+constexpr int kKeysAtOnce = 32;   // channels of a key that are loaded together
 
 // A block per 32 entries at a time; every warp has some of the heads, then warp 0 adds the heads' terms in ascending order.
 __global__ __launch_bounds__(kRowThreads) void index_scores_kernel(IndexScoresParams p) {
@@ -25,8 +26,27 @@ __global__ __launch_bounds__(kRowThreads) void index_scores_kernel(IndexScoresPa
     for (int64_t h0 = int64_t{warp} * kScoreHeads; h0 < p.n_heads; h0 += kScoreWarps * kScoreHeads) {
       const int heads = static_cast<int>(p.n_heads - h0 < kScoreHeads ? p.n_heads - h0 : kScoreHeads);
       float dot[kScoreHeads] = {};
+      int64_t d = 0;
+      if (heads == kScoreHeads && p.dim % 4 == 0) {  // many loads in flight, queries four at a time; the same order
+        const float* query = queries + h0 * p.dim;
+#pragma unroll 1
+        for (; d + kKeysAtOnce <= p.dim; d += kKeysAtOnce) {
+          float k[kKeysAtOnce];
+#pragma unroll
+          for (int i = 0; i < kKeysAtOnce; ++i) k[i] = key[(d + i) * kPanelWidth];
+#pragma unroll
+          for (int i = 0; i < kKeysAtOnce; i += 4) {
+#pragma unroll
+            for (int h = 0; h < kScoreHeads; ++h) {
+              const float4 q = *reinterpret_cast<const float4*>(query + h * p.dim + d + i);
+              dot[h] = fmaf(q.x, k[i], dot[h]), dot[h] = fmaf(q.y, k[i + 1], dot[h]);
+              dot[h] = fmaf(q.z, k[i + 2], dot[h]), dot[h] = fmaf(q.w, k[i + 3], dot[h]);
+            }
+          }
+        }
+      }
 #pragma unroll 8
-      for (int64_t d = 0; d < p.dim; ++d) {
+      for (; d < p.dim; ++d) {
         const float k = key[d * kPanelWidth];
 #pragma unroll
         for (int h = 0; h < kScoreHeads; ++h) {

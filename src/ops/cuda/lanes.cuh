@@ -83,6 +83,14 @@ __device__ inline float block_inverse_rms(const float* x, int64_t d, double eps)
   return static_cast<float>(1.0 / sqrt(sum / static_cast<double>(d) + eps));
 }
 
+// Larger is better; NaN counts as -infinity, both zeros are equal, and 0 is below everything.
+__device__ __forceinline__ uint32_t rank_of(float score) {
+  if (isnan(score)) score = -INFINITY;
+  if (score == 0.0f) score = 0.0f;
+  const uint32_t u = __float_as_uint(score);
+  return (u & 0x80000000u) != 0 ? ~u : u | 0x80000000u;
+}
+
 // bf16(x) as a float; NaN stays NaN.
 __device__ __forceinline__ float round_bf16(float x) {
   const uint32_t u = __float_as_uint(x);

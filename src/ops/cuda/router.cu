@@ -17,41 +17,46 @@ __device__ __forceinline__ bool is_better(const Best& a, const Best& b) {
   return a.score != b.score ? a.score > b.score : a.index < b.index;
 }
 
+constexpr int kRouterThreads = 512;
 constexpr int kLaneExperts = 16;  // of a lane, for up to 512 experts
 
-// Warp 0: k rounds of "the best one not taken yet" over biased[0, n); lane l looks at experts l, l + 32, ..
+// Warp 0: k <= 32 rounds of "the best one not taken yet" over biased[0, n); lane l looks at experts l, l + 32, .. chosen: ascending.
 __device__ __forceinline__ void choose_experts(const float* biased, int n, int k, int* chosen) {
+  constexpr unsigned kAll = 0xFFFFFFFFu;
   const int lane = static_cast<int>(threadIdx.x);
-  float mine[kLaneExperts];
+  uint32_t ranks[kLaneExperts];  // 0: not there, or taken
 #pragma unroll
-  for (int i = 0; i < kLaneExperts; ++i) mine[i] = lane + 32 * i < n ? biased[lane + 32 * i] : 0.0f;
-  uint32_t taken = 0;
+  for (int i = 0; i < kLaneExperts; ++i) ranks[i] = lane + 32 * i < n ? rank_of(biased[lane + 32 * i]) : 0;
+  int mine = 0;  // lane r: the one of round r
   for (int round = 0; round < k; ++round) {
-    Best best = {0, -1};
+    uint32_t best = ranks[0];
+    int at = 0;
+#pragma unroll
+    for (int i = 1; i < kLaneExperts; ++i) {
+      if (ranks[i] > best) best = ranks[i], at = i;
+    }
+    const uint32_t top = __reduce_max_sync(kAll, best);
+    const int index = __reduce_min_sync(kAll, best == top ? lane + 32 * at : 0x7FFFFFFF);
 #pragma unroll
     for (int i = 0; i < kLaneExperts; ++i) {
-      const Best candidate = {mine[i], lane + 32 * i};
-      if (lane + 32 * i < n && (taken >> i & 1u) == 0 && is_better(candidate, best)) best = candidate;
+      if (lane + 32 * i == index) ranks[i] = 0;
     }
-#pragma unroll
-    for (int w = 16; w >= 1; w /= 2) {
-      const Best other = {__shfl_xor_sync(0xFFFFFFFFu, best.score, w), __shfl_xor_sync(0xFFFFFFFFu, best.index, w)};
-      if (is_better(other, best)) best = other;
-    }
-    if (best.index % 32 == lane) taken |= 1u << (best.index / 32);
-    if (lane == 0) chosen[round] = best.index;
+    if (lane == round) mine = index;
   }
+  int place = 0;
+  for (int j = 0; j < k; ++j) place += __shfl_sync(kAll, mine, j) < mine ? 1 : 0;
+  if (lane < k) chosen[place] = mine;
 }
 
 // A block per row: scores of all experts, then n_active rounds of "the best one not taken yet".
-__global__ __launch_bounds__(kRowThreads) void router_kernel(RouterParams p) {
+__global__ __launch_bounds__(kRouterThreads) void router_kernel(RouterParams p) {
   extern __shared__ float biased[];  // [n_experts] scores, [n_active] chosen ids as ints, [n_experts] scores without bias
   const int n = static_cast<int>(p.n_experts), k = static_cast<int>(p.n_active);
   int* chosen = reinterpret_cast<int*>(biased + n);
   float* scores = biased + n + k;
-  __shared__ Best warp_best[kRowThreads / 32];
+  __shared__ Best warp_best[kRouterThreads / 32];
   const int64_t t = blockIdx.x;
-  for (int e = static_cast<int>(threadIdx.x); e < n; e += kRowThreads) {
+  for (int e = static_cast<int>(threadIdx.x); e < n; e += kRouterThreads) {
     const float logit = p.logits[t * n + e] / p.temperature;
     const float score = static_cast<float>(sqrt(softplus_d(static_cast<double>(logit))));
     scores[e] = score;
@@ -60,16 +65,23 @@ __global__ __launch_bounds__(kRowThreads) void router_kernel(RouterParams p) {
     biased[e] = isnan(sum) ? -INFINITY : sum;
   }
   __syncthreads();
-  if (n <= 32 * kLaneExperts) {
+  if (n <= 32 * kLaneExperts && k <= 32) {
     if (threadIdx.x >= 32) return;
     choose_experts(biased, n, k, chosen);
     __syncwarp();
+    float sum = 0;
+    for (int i = 0; i < k; ++i) sum += scores[chosen[i]];
+    const int i = static_cast<int>(threadIdx.x);
+    if (i >= k) return;
+    p.ids[t * k + i] = chosen[i];
+    p.weights[t * k + i] = scores[chosen[i]] / (sum + 1e-20f) * p.scale;
+    return;
   } else {
     const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
     for (int round = 0; round < k; ++round) {
       __syncthreads();
       Best best = {0, -1};
-      for (int e = static_cast<int>(threadIdx.x); e < n; e += kRowThreads) {
+      for (int e = static_cast<int>(threadIdx.x); e < n; e += kRouterThreads) {
         bool is_taken = false;
         for (int i = 0; i < round; ++i) is_taken = is_taken || chosen[i] == e;
         const Best candidate = {biased[e], e};
@@ -82,7 +94,7 @@ __global__ __launch_bounds__(kRowThreads) void router_kernel(RouterParams p) {
       if (lane == 0) warp_best[warp] = best;
       __syncthreads();
       if (threadIdx.x == 0) {
-        for (int i = 1; i < kRowThreads / 32; ++i) {
+        for (int i = 1; i < kRouterThreads / 32; ++i) {
           if (is_better(warp_best[i], best)) best = warp_best[i];
         }
         chosen[round] = best.index;
@@ -113,7 +125,7 @@ Status router(device::Stream& stream, const RouterParams& p) {
   }
   const size_t shared = static_cast<size_t>(2 * p.n_experts + p.n_active) * sizeof(float);
   RETURN_IF_ERROR(allow_shared_memory(stream, router_kernel, shared, "router"));
-  router_kernel<<<static_cast<unsigned>(p.n_rows), kRowThreads, shared, stream.handle()>>>(p);
+  router_kernel<<<static_cast<unsigned>(p.n_rows), kRouterThreads, shared, stream.handle()>>>(p);
   return stream.launched("router_kernel");
 }
 

@@ -25,7 +25,9 @@ __global__ __launch_bounds__(kRowThreads) void rms_norm_kernel(RmsNormParams p) 
   for (int64_t i = threadIdx.x; i < p.d; i += blockDim.x) p.y[t * p.d + i] = p.weight[i] * (x[i] * r);
 }
 
-// A block per row: the table of sines and cosines first (double, as on the CPU), then every head uses it.
+constexpr int kRopeHeads = 16;  // of a block
+
+// A block per row and kRopeHeads heads: the table of sines and cosines first (double, as on the CPU), then every head uses it.
 __global__ __launch_bounds__(kRowThreads) void rope_kernel(RopeParams p) {
   extern __shared__ float table[];  // [2 * pairs]
   const int64_t t = blockIdx.x;
@@ -38,9 +40,11 @@ __global__ __launch_bounds__(kRowThreads) void rope_kernel(RopeParams p) {
     table[2 * i + 1] = static_cast<float>(p.is_inverse ? -s : s);
   }
   __syncthreads();
-  for (int64_t at = threadIdx.x; at < p.n_heads * pairs; at += blockDim.x) {
-    const int64_t h = at / pairs, i = at % pairs;
-    float* x = p.x + (t * p.n_heads + h) * p.head_dim + p.head_dim - p.rope_dim;
+  const int64_t first = int64_t{blockIdx.y} * kRopeHeads, n_heads = p.n_heads - first < kRopeHeads ? p.n_heads - first : kRopeHeads;
+  const uint32_t n = static_cast<uint32_t>(n_heads * pairs), n_pairs = static_cast<uint32_t>(pairs);
+  for (uint32_t at = threadIdx.x; at < n; at += blockDim.x) {
+    const uint32_t h = at / n_pairs, i = at % n_pairs;
+    float* x = p.x + (t * p.n_heads + first + h) * p.head_dim + p.head_dim - p.rope_dim;
     const float c = table[2 * i], s = table[2 * i + 1];
     const float u = x[2 * i], v = x[2 * i + 1];
     x[2 * i] = u * c - v * s;
@@ -89,32 +93,36 @@ __device__ __forceinline__ float nearest_e2m1(float x) {
   return x < 0.0f ? 0.0f - r : r;
 }
 
-// A thread per group of 16 or 32.
-__global__ __launch_bounds__(kRowThreads) void fake_quant_kernel(FakeQuantParams p, int64_t group, int64_t groups_per_row) {
-  const int64_t n_groups = p.n_rows * groups_per_row;
-  for (int64_t at = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; at < n_groups; at += int64_t{gridDim.x} * blockDim.x) {
-    const int64_t begin = at % groups_per_row * group;
-    const int64_t n = p.d - begin < group ? p.d - begin : group;
-    float* x = p.x + at / groups_per_row * p.d + begin;
-    float a = 0.0f;
-    for (int64_t i = 0; i < n; ++i) {
-      const float v = fabsf(x[i]);
-      a = v > a ? v : a;
+// A thread per value; a group of 16 or 32 is half a warp or a whole one. Lanes past the end of a row count as zero.
+__global__ __launch_bounds__(kRowThreads) void fake_quant_kernel(FakeQuantParams p, int group, int64_t groups_per_row) {
+  const int64_t n = p.n_rows * groups_per_row * group, last = (n + 31) / 32 * 32;  // whole warps come to the shuffles
+  for (int64_t at = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; at < last; at += int64_t{gridDim.x} * blockDim.x) {
+    const int64_t g = group == 32 ? at >> 5 : at >> 4, row = g / groups_per_row;
+    const int64_t i = (g - row * groups_per_row) * group + (at & (group - 1));
+    const bool is_used = at < n && i < p.d;
+    float* x = p.x + row * p.d + i;
+    const float value = is_used ? *x : 0.0f, size = fabsf(value);
+    float a = size > 0.0f ? size : 0.0f;
+    for (int w = group / 2; w >= 1; w /= 2) {
+      const float other = __shfl_xor_sync(0xFFFFFFFFu, a, w);
+      a = other > a ? other : a;
     }
+    float out;
     if (p.format == FakeQuantFormat::kAct) {
       const float s = power_of_two_at_least((a > 1e-4f ? a : 1e-4f) * (1.0f / 448.0f));
-      for (int64_t i = 0; i < n; ++i) x[i] = nearest_e4m3(clamp_to(x[i] / s, 448.0f)) * s;
-      continue;
-    }
-    float s;
-    if (p.format == FakeQuantFormat::kFp4) {
-      const float low = 6.0f * 0x1.0p-126f;
-      s = power_of_two_at_least((a > low ? a : low) * (1.0f / 6.0f));
+      out = nearest_e4m3(clamp_to(value / s, 448.0f)) * s;
     } else {
-      const float low = 6.0f * 0x1.0p-9f;
-      s = nearest_e4m3(clamp_to((a > low ? a : low) / 6.0f, 448.0f));
+      float s;
+      if (p.format == FakeQuantFormat::kFp4) {
+        const float low = 6.0f * 0x1.0p-126f;
+        s = power_of_two_at_least((a > low ? a : low) * (1.0f / 6.0f));
+      } else {
+        const float low = 6.0f * 0x1.0p-9f;
+        s = nearest_e4m3(clamp_to((a > low ? a : low) / 6.0f, 448.0f));
+      }
+      out = nearest_e2m1(clamp_to(value / s, 6.0f)) * s;
     }
-    for (int64_t i = 0; i < n; ++i) x[i] = nearest_e2m1(clamp_to(x[i] / s, 6.0f)) * s;
+    if (is_used) *x = out;
   }
 }
 
@@ -141,8 +149,10 @@ Status rope(device::Stream& stream, const RopeParams& p) {
   if (p.rope_dim > 8192) {
     return invalid_argument("rope: expected at most 8192 rotated channels, found " + std::to_string(p.rope_dim));
   }
+  if (p.n_heads > int64_t{65535} * kRopeHeads) return invalid_argument("rope: " + std::to_string(p.n_heads) + " heads are too many for one launch");
   const size_t shared = static_cast<size_t>(p.rope_dim / 2 * 2) * sizeof(float);
-  rope_kernel<<<static_cast<unsigned>(p.n_rows), kRowThreads, shared, stream.handle()>>>(p);
+  const dim3 grid(static_cast<unsigned>(p.n_rows), static_cast<unsigned>((p.n_heads + kRopeHeads - 1) / kRopeHeads));
+  rope_kernel<<<grid, kRowThreads, shared, stream.handle()>>>(p);
   return stream.launched("rope_kernel");
 }
 
@@ -155,7 +165,7 @@ Status swiglu(device::Stream& stream, const SwigluParams& p) {
 Status fake_quant(device::Stream& stream, const FakeQuantParams& p) {
   if (p.n_rows * p.d == 0) return ok_status();
   const int64_t group = fake_quant_group(p.format), per_row = (p.d + group - 1) / group;
-  fake_quant_kernel<<<grid_for(p.n_rows * per_row, kRowThreads), kRowThreads, 0, stream.handle()>>>(p, group, per_row);
+  fake_quant_kernel<<<grid_for(p.n_rows * per_row * group, kRowThreads), kRowThreads, 0, stream.handle()>>>(p, static_cast<int>(group), per_row);
   return stream.launched("fake_quant_kernel");
 }
 

@@ -1,12 +1,11 @@
 #include "ops/cuda/streams.h"
 
 #include "ops/cuda/lanes.cuh"
+#include "ops/cuda/streams_of_four.cuh"
 #include "ops/scalar_math.h"
 
 namespace espalier::ops::cuda {
 namespace {
-
-__device__ __forceinline__ float sigmoid_f(float x) { return static_cast<float>(sigmoid_d(static_cast<double>(x))); }
 
 // A block per row. The first n*n threads hold one element each of the mixing matrix; all of them walk through Sinkhorn together and
 // sum rows and columns in ascending order.
@@ -92,6 +91,8 @@ __global__ __launch_bounds__(kRowThreads) void mhc_collapse_normalised_kernel(Mh
   for (int64_t d = threadIdx.x; d < d_model; d += blockDim.x) out[d] = weight[d] * (out[d] * r);
 }
 
+bool is_aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
+
 __global__ __launch_bounds__(kRowThreads) void mhc_expand_kernel(MhcExpandParams p) {
   const int64_t s = p.n_streams, n = p.n_rows * s * p.d_model;
   for (int64_t at = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; at < n; at += int64_t{gridDim.x} * blockDim.x) {
@@ -165,7 +166,14 @@ Status mhc_coefficients(device::Stream& stream, const MhcCoefficientsParams& p, 
     return invalid_argument("mhc_coefficients: expected 1 to " + std::to_string(kMaxStreams) + " streams, found " +
                             std::to_string(p.n_streams));
   }
-  if (order == Order::kFast) {
+  const unsigned n_blocks = static_cast<unsigned>(p.n_rows);
+  if (p.n_streams == 4 && (order == Order::kCpu || is_aligned(p.h))) {
+    if (order == Order::kFast) {
+      mhc_coefficients_of_four_kernel<Order::kFast><<<n_blocks, kWideThreads, 0, stream.handle()>>>(p);
+    } else {
+      mhc_coefficients_of_four_kernel<Order::kCpu><<<n_blocks, kRowThreads, 0, stream.handle()>>>(p);
+    }
+  } else if (order == Order::kFast) {
     mhc_coefficients_kernel<Order::kFast><<<static_cast<unsigned>(p.n_rows), kRowThreads, 0, stream.handle()>>>(p);
   } else {
     mhc_coefficients_kernel<Order::kCpu><<<static_cast<unsigned>(p.n_rows), kRowThreads, 0, stream.handle()>>>(p);
@@ -182,7 +190,11 @@ Status mhc_collapse(device::Stream& stream, const MhcCollapseParams& p) {
 Status mhc_collapse_normalised(device::Stream& stream, const MhcCollapseParams& p, const float* weight, double eps, Order order) {
   if (p.n_rows * p.d_model == 0) return ok_status();
   if (p.n_rows > 0x7FFFFFFF) return invalid_argument("mhc_collapse: " + std::to_string(p.n_rows) + " rows are too many for one launch");
-  if (order == Order::kFast) {
+  const bool is_wide = p.n_streams == 4 && p.d_model % 4 == 0 && p.d_model <= kWideWidth && is_aligned(p.h) && is_aligned(p.weights) &&
+                       is_aligned(p.out) && is_aligned(weight);
+  if (order == Order::kFast && is_wide) {
+    mhc_collapse_four_kernel<<<static_cast<unsigned>(p.n_rows), kWideThreads, 0, stream.handle()>>>(p, weight, eps);
+  } else if (order == Order::kFast) {
     mhc_collapse_normalised_kernel<Order::kFast><<<static_cast<unsigned>(p.n_rows), kRowThreads, 0, stream.handle()>>>(p, weight, eps);
   } else {
     mhc_collapse_normalised_kernel<Order::kCpu><<<static_cast<unsigned>(p.n_rows), kRowThreads, 0, stream.handle()>>>(p, weight, eps);
@@ -192,6 +204,12 @@ Status mhc_collapse_normalised(device::Stream& stream, const MhcCollapseParams& 
 
 Status mhc_expand(device::Stream& stream, const MhcExpandParams& p) {
   if (p.n_rows * p.n_streams * p.d_model == 0) return ok_status();
+  if (p.n_streams == 4 && p.d_model % 4 == 0 && p.d_model <= int64_t{1} << 24 && p.n_rows <= 65535 && is_aligned(p.h) && is_aligned(p.y) &&
+      is_aligned(p.out)) {
+    const dim3 grid(static_cast<unsigned>((p.d_model / 4 + kExpandThreads - 1) / kExpandThreads), static_cast<unsigned>(p.n_rows));
+    mhc_expand_four_kernel<<<grid, kExpandThreads, 0, stream.handle()>>>(p);
+    return stream.launched("mhc_expand_kernel");
+  }
   mhc_expand_kernel<<<grid_for(p.n_rows * p.n_streams * p.d_model, kRowThreads), kRowThreads, 0, stream.handle()>>>(p);
   return stream.launched("mhc_expand_kernel");
 }
