@@ -33,7 +33,11 @@ void sync_folder(const std::filesystem::path& folder) {
 
 Result<MappedFile> MappedFile::open(const std::filesystem::path& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe must not block here
-  if (fd < 0) return not_found("cannot open '" + path.string() + "': " + std::strerror(errno));
+  if (fd < 0) {
+    const int error = errno;
+    const std::string text = "cannot open '" + path.string() + "': " + std::strerror(error);
+    return error == EMFILE || error == ENFILE || error == ENOMEM ? resource_exhausted(text + "; free some or raise the limit") : not_found(text);
+  }
   struct stat st {};
   if (::fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
     ::close(fd);
@@ -47,7 +51,8 @@ Result<MappedFile> MappedFile::open(const std::filesystem::path& path) {
     if (p == MAP_FAILED) {
       const int error = errno;
       ::close(fd);
-      return data_loss("cannot map '" + path.string() + "': " + std::strerror(error));
+      const std::string text = "cannot map '" + path.string() + "': " + std::strerror(error);
+      return error == ENOMEM ? resource_exhausted(text + "; free some or raise the limit") : data_loss(text);
     }
     file.data_ = static_cast<const uint8_t*>(p);
   }

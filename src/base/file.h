@@ -21,7 +21,8 @@ namespace espalier {
 // Threads: immutable after open; concurrent reads are fine.
 class MappedFile {
  public:
-  // Errors: not_found (missing, not a regular file), data_loss (cannot map), with path and cause.
+  // Errors: not_found (missing, not a regular file), data_loss (cannot map), resource_exhausted (no memory or too many open files),
+  // with path and cause.
   static Result<MappedFile> open(const std::filesystem::path& path);
   ~MappedFile();
   MappedFile(MappedFile&& other) noexcept;

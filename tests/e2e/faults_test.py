@@ -76,6 +76,10 @@ class Faults(unittest.TestCase):
         os.mkfifo(model / "model-00003-of-00008.safetensors")
         self.run_shell('"$BIN" inspect "$ROOT/model"', 3, "not a regular file")
 
+    def test_a_file_that_memory_cannot_map_is_a_missing_resource(self):
+        self.run_shell('truncate -s 8G "$ROOT/large.safetensors"; ulimit -v 4000000; "$BIN" exl3 decode "$ROOT/large.safetensors" --name m '
+                       '--out "$ROOT/x" --threads 1', 4, "cannot map")
+
     def test_numbers_that_are_not_numbers_and_folders_that_are_not_there(self):
         self.run_shell('"$BIN" generate "$TINY" --prompt a --max-tokens 1 --temperature nan', 2, "NaN")
         self.run_shell('"$BIN" inspect "$TINY" --engram /nonexistent', 3, "/nonexistent")
